@@ -53,7 +53,7 @@ def _why_not(folder: Path, error: Exception) -> str:
     """Why a file could not be written, and what to do: torch, for example, reports a full disk as "unexpected pos 64 vs 0"."""
     advice = "free some space or choose another place"
     if not os.path.isdir(folder):
-        return f"the folder {folder} is not there any more"
+        return f"the folder {folder} no longer exists"
     try:
         full = shutil.disk_usage(folder).free < FULL
     except OSError:
@@ -117,12 +117,12 @@ def check_depth(value: Any) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is beyond what a number can be")
+        raise ValueError(f"{text[:20]} is out of range for a float")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

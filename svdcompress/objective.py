@@ -125,7 +125,7 @@ beta."""
 
 def _check_order(start: float, stop: float) -> None:
     if not start <= stop:
-        raise UsageError(f"stop: epoch {stop} does not come after start, epoch {start}")
+        raise UsageError(f"stop: epoch {stop} is before start, epoch {start}")
 
 
 def _check_betas(**betas: float) -> None:
@@ -219,7 +219,7 @@ def sums(nll: Callable[..., Any], value: float, *args: Any, **kwargs: Any) -> st
         return None
     return (
         f"it sums over the batch ({value:.4g}, and {doubled:.4g} for the batch repeated); it must average, as with "
-        "reduction='mean': else the KL weighs a batch size too little and almost nothing is pruned"
+        "reduction='mean': otherwise the KL counts too little by a factor of the batch size, and almost nothing is pruned"
     )
 
 
@@ -333,7 +333,7 @@ class ELBO(nn.Module):
             self._waiting = None
             otherwise = "stays at that weight" if self.beta else "never counts and nothing is pruned"
             warnings.warn(
-                f"beta is still {self.beta:g}, where its schedule begins, after a pass over all examples: call "
+                f"beta is still {self.beta:g}, the start of its schedule, after a pass over all examples: call "
                 f"elbo.set_epoch(epoch) in each epoch; without it the KL {otherwise}",
                 stacklevel=5,
             )
@@ -347,8 +347,8 @@ class ELBO(nn.Module):
         trained = any(layer.weight.requires_grad for _, layer in variational_layers(self.model))
         if trained and own.isdisjoint(heard) and any(isinstance(leaf, nn.Parameter) for leaf in found):
             warnings.warn(
-                "the loss depends on parameters, but on none of ELBO's model: its KL presses on nothing that is trained. Was "
-                "the model copied, averaged or pruned meanwhile? Make svdcompress.ELBO of the very model that is trained",
+                "the loss depends on parameters, but on none of ELBO's model: its KL has no effect on what is trained. Was "
+                "the model copied, averaged or pruned meanwhile? Create svdcompress.ELBO with the model that is trained",
                 stacklevel=5,
             )
         names = [
@@ -360,7 +360,7 @@ class ELBO(nn.Module):
         ]
         if names:
             warnings.warn(
-                f"weights are read past their layers, where neither noise nor masks are seen: {', '.join(names[:6])}"
+                f"weights are read directly, bypassing the noise and masks of their layers: {', '.join(names[:6])}"
                 f"{' ...' if len(names) > 6 else ''}. {PAST_CURE}",
                 stacklevel=4,
             )

@@ -105,15 +105,15 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
         had = {name for _, layer in variational_layers(model) for name in layer.share}
         if idle := [name for name in threshold if name not in had]:
             warnings.warn(
-                f"threshold: no layer has the share {idle[0]!r}, so that this limit changes nothing: the layers have "
+                f"threshold: no layer has the share {idle[0]!r}, so this limit has no effect: the layers have "
                 f"{', '.join(sorted(had))}",
                 stacklevel=2,
             )
     if variances_never_moved(model):
         warnings.warn(
             "log_sigma2 has gradients but was never updated: was the optimizer made before svdcompress.convert(model) or "
-            "svdcompress.load? Make it after, so that it has the new parameters; until then log alpha says nothing of what the "
-            "data supports",
+            "svdcompress.load? Make it after, so that it has the new parameters; until then log alpha says nothing about "
+            "what the data supports",
             stacklevel=2,
         )
     return as_masks(model, masks)

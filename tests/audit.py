@@ -1,6 +1,6 @@
-"""`make lint`: pip-audit on pinned versions, and plainly where it could look nothing up: audit.py [FILE].
+"""`make lint`: runs pip-audit on pinned versions and says plainly when it found no data to check: audit.py [FILE].
 
-pip-audit says "no known vulnerabilities" of packages that it found no data of, too; behind a mirror these are all of them.
+pip-audit also reports "no known vulnerabilities" for packages that it has no data on; behind a mirror that is all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SECONDS = 300
 
 
 def audited(file: str) -> subprocess.CompletedProcess[str]:
-    """pip-audit's answer on the versions of a file, as JSON."""
+    """pip-audit's JSON answer for the versions in a file."""
     command = [
         sys.executable,
         "-m",
@@ -32,7 +32,7 @@ def audited(file: str) -> subprocess.CompletedProcess[str]:
 
 
 def main(file: str, ask: Callable[[str], Any] = audited, say: Callable[[str], None] = print) -> int:
-    """The exit code: 1 for a version with a known vulnerability, or where pip-audit is wrong by itself."""
+    """Return the exit code: 1 if a version has a known vulnerability or if pip-audit itself fails."""
     try:
         answer = ask(file)
         packages = json.loads(answer.stdout)["dependencies"]

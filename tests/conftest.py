@@ -1,4 +1,4 @@
-"""One tiny run from start to end, shared by the tests that look at it, without a network."""
+"""One tiny run from start to end without a network, shared by the tests that look at it."""
 
 import socket
 
@@ -27,7 +27,7 @@ def tiny_recipe():
 
 
 def without_network(patch):
-    """Refuse connections and look-ups, by a monkeypatch; gives the list of the addresses that are asked for."""
+    """Refuse connections and look-ups through a monkeypatch; returns the list of requested addresses."""
     asked = []
 
     def connect(self, address):
@@ -46,13 +46,13 @@ def without_network(patch):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Addresses that a test asks for; none of them answers."""
+    """The addresses that a test requests; none of them answers."""
     return without_network(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_recipe, tmp_path_factory):
-    """(folder, results) of a whole run, which asks no network for anything."""
+    """(folder, results) of a whole run, which requests nothing from a network."""
     from svdcompress.pipeline import run
 
     folder = tmp_path_factory.mktemp("runs") / "tiny"
@@ -65,7 +65,7 @@ def tiny_run(tiny_recipe, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    """A headless Chromium, driven by playwright; skips, with the reason, where there is none."""
+    """A headless Chromium driven by playwright; skips with the reason if there is none."""
     import os
     import shutil
     from pathlib import Path

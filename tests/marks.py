@@ -1,4 +1,4 @@
-"""Parts of benchmarks/results/reliability.md, each between marks of its own, so that one command rewrites its part alone."""
+"""Parts of benchmarks/results/reliability.md, each between its own marks, so that a command rewrites only its part."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PAGE = RESULTS / "reliability.md"
 
 
 def put(name: str, lines: list[str], page: Path = PAGE) -> None:
-    """Replace the lines between `<!-- name -->` and `<!-- /name -->`; a part that is not there yet goes to the end.
+    """Replace the lines between `<!-- name -->` and `<!-- /name -->`; a part that does not exist yet is appended.
 
-    The part "summary" is made anew from what all tools have stored beside the page.
+    The part "summary" is rebuilt from what all tools have stored in the page's folder.
     """
     _put(name, lines, page)
     _put("summary", summary(page.parent), page)
@@ -29,7 +29,7 @@ def _put(name: str, lines: list[str], page: Path) -> None:
 
 
 def summary(folder: Path) -> list[str]:
-    """One row for each family: tried, refused clearly, right, faults, and the command."""
+    """One row for each family: cases tried, clearly refused, right, faults, and the command."""
     rows = []
     files = _stored(folder / "reliability_fuzz.json", {}).values()
     if files:

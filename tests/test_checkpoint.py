@@ -1,4 +1,4 @@
-"""Files that load exactly, and files that do not and say why."""
+"""Files that load exactly, and files that are refused with a reason."""
 
 from __future__ import annotations
 
@@ -253,15 +253,19 @@ def test_state_that_needs_a_pickle_is_refused(tmp_path) -> None:
         (("layers", "5", "share"), {"nobody": 1.0}, "share"),
         (("layers", "5", "threshold"), {"nobody": 1.0}, "threshold"),
         (("layers", "5", "variance_dtype"), "int8", "int8"),
-        (("surgery", "attributes", "5"), {"training": 3}, "no lengths"),
+        (("surgery", "attributes", "5"), {"training": 3}, "must be integers, as many as in the model"),
         (("surgery", "attributes", "5"), {"in_features": "many"}, "in_features"),
-        (("surgery", "attributes", "5"), {"out_features": 10, "in_features": [84]}, "no lengths"),
+        (
+            ("surgery", "attributes", "5"),
+            {"out_features": 10, "in_features": [84]},
+            "must be integers, as many as in the model",
+        ),
         (("surgery", "attributes", "5"), {"nothing": 3}, "lacks"),
         (("layers", "5", "threshold"), "3", "threshold"),  # text for a number
     ],
 )
 def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, word, tmp_path) -> None:
-    """The model is as it was: nothing is converted or set before all of the manifest was looked at."""
+    """The model is unchanged: nothing is converted or set before the whole manifest has been checked."""
     path, changed = tmp_path / "model.safetensors", tmp_path / "changed.safetensors"
     save(masked(), path)
     with safe_open(str(path), "pt") as file:
@@ -281,7 +285,7 @@ def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, 
 
 
 def rewritten(path, tensors=None, **manifest) -> None:
-    """The file with other tensors or other parts of its manifest."""
+    """Rewrite the file with other tensors or other parts of its manifest."""
     with safe_open(str(path), "pt") as file:
         held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         own = json.loads(file.metadata()["svdcompress"])
@@ -323,7 +327,7 @@ def test_infinities_of_a_causal_mask_are_meant(tmp_path) -> None:
 
 @pytest.mark.parametrize("p", [1.0, 7, -0.1, "0.5", True, None])
 def test_a_bad_dropout_rate_leaves_the_model_as_it_was(p, tmp_path) -> None:
-    """The layers ahead of it had been converted by the time it was seen."""
+    """The layers before it used to be converted by the time it was found."""
     path = tmp_path / "model.safetensors"
     save(convert_dropout(converted(), p=0.4), path)
     rewritten(path, dropout={"4": {"class": "BernoulliDropout", "p": p, "channels": False}})

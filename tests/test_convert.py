@@ -1,4 +1,4 @@
-"""Conversion: what is touched and why not, weights bit for bit, ties that hold, and the way back."""
+"""Conversion: what is converted and why not, weights bit for bit, tied weights, and the way back."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_reason_already_converted():
     assert reasons(model)["0"] == "already converted"
     svdc.convert(model)
     assert float(model[0].log_sigma2.detach().mean()) == -3.0 and isinstance(model[3], VariationalLinear)
-    svdc.convert(model)  # nothing left to do is no error
+    svdc.convert(model)  # nothing left to do is not an error
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -161,8 +161,8 @@ def test_reason_already_converted():
         (weight_norm, "weight-normed"),
         (nn.utils.spectral_norm, "weight-normed"),
         (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight-normed or pruned"),
-        (parametrizations.weight_norm, "parametrised"),
-        (parametrizations.spectral_norm, "parametrised"),
+        (parametrizations.weight_norm, "parametrized"),
+        (parametrizations.spectral_norm, "parametrized"),
     ],
 )
 def test_reason_weight_normed_or_parametrised(change, reason):
@@ -244,7 +244,7 @@ class Tied(nn.Module):
 def test_tied_modules_are_converted_once_and_stay_tied():
     model = Tied()
     found = reasons(model)
-    assert found["first"] == "" and found["again"] == "shared with another module: it is 'first' too"
+    assert found["first"] == "" and found["again"] == "shared with another module: it is also 'first'"
     svdc.convert(model)
     assert model.first is model.again and isinstance(model.first, VariationalLinear)
     assert [name for name, _ in variational_layers(model)] == ["first", "left", "right"]
@@ -297,7 +297,7 @@ def test_a_weight_tied_to_something_that_stays_dense_is_left_alone():
 def test_tied_layers_go_back_to_what_they_computed():
     model = svdc.convert(Tied(), share=["weight", "input"], threshold=0.0)
     with torch.no_grad():
-        # The first weight goes by itself. Input 0 stays, but would go too if it were judged by what is then left of it.
+        # The first weight is dropped by its own log alpha. Input 0 stays, though it would go if judged by what then remains.
         model.left.weight.fill_(1.0)
         model.left.log_sigma2.fill_(0.4).log_()
         model.left.log_sigma2[0, 0] = torch.tensor(2.5).log()
@@ -317,7 +317,7 @@ def test_the_fused_encoder_path_cannot_read_past_the_layers():
     x = torch.randn(3, 5, 8)
     with torch.no_grad():
         before = model(x)
-        model.layers[0].linear1.log_sigma2.fill_(30.0)  # all irrelevant: the feed-forward part is its bias alone
+        model.layers[0].linear1.log_sigma2.fill_(30.0)  # all irrelevant: only the bias of the feed-forward part is left
         after = model(x)
         with svdc.sampling(model):
             model.layers[1].linear2.log_sigma2.fill_(-2.0)
@@ -381,6 +381,6 @@ def test_conv1d_of_transformers_becomes_variational_and_back():
     assert layer.canonical(layer.weight).shape == (1, 32, 8, 1)
     with torch.no_grad():
         assert torch.equal(model(tokens).last_hidden_state, before)
-        layer.log_sigma2[3] = 20.0  # all that reads one input
+        layer.log_sigma2[3] = 20.0  # everything that reads one input
     assert not layer.relevant()[3].any() and layer.relevant().sum() == 7 * 32
     assert type(svdc.to_dense(model).h[0].mlp.c_fc) is kind and not weight[3].any()

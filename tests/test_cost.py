@@ -1,4 +1,4 @@
-"""Costs against counts by hand, and latencies of files made on the spot."""
+"""Costs against counts by hand, and latencies of files made in the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page to play with, in a headless Chromium: a drawn stroke has an answer, names and contrast are right, no errors."""
+"""The demo page in a headless Chromium: a drawn stroke gets an answer, names and contrast are right, no errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_becomes_models(build, tiny_run, tmp_path):
 
 @pytest.fixture(scope="module")
 def address(build):
-    """The folder, served; skips where onnxruntime-web was not fetched."""
+    """The address of the served folder; skips if onnxruntime-web was not fetched."""
     missing = [name for name in build.FILES if not (DEMO / "ort" / name).is_file()]
     if missing:
         pytest.skip("onnxruntime-web is not there: python docs/demo/build.py")
@@ -118,7 +118,7 @@ def test_a_drawn_stroke_has_an_answer(page, about, address):
     page.get_by_role("button", name="Clear").click()
     page.wait_for_function("document.querySelectorAll('.card').length === 0")
     draw(page, SEVEN)
-    assert page.locator("#cards").inner_text() == first  # a seed of its own: the same drawing, the same answer
+    assert page.locator("#cards").inner_text() == first  # it has its own seed: the same drawing gives the same answer
     cells = page.locator("#table tbody tr").last.locator("td").all_inner_texts()
     assert len(cells) == 3 and all(float(cell.removesuffix(" ms")) > 0 for cell in cells)
     assert page.wrong == [] and all(url.startswith((address, "data:", "blob:")) for url in page.asked)
@@ -137,7 +137,7 @@ def test_what_the_page_computes_is_what_onnxruntime_computes(page, about):
     (logits,) = session.run(None, {about["input"]: pixels})
     chances = np.exp(logits[0] - logits[0].max())
     widths = page.locator(".card:first-child .bars i").evaluate_all("all => all.map(e => parseFloat(e.style.width))")
-    np.testing.assert_allclose(widths, 100 * chances / chances.sum(), atol=1.5)  # pixels are shown as whole numbers
+    np.testing.assert_allclose(widths, 100 * chances / chances.sum(), atol=1.5)  # pixels are shown as integers
     assert pixels.reshape(about["side"], -1).sum(0).argmax() in range(about["side"] // 2 - 2, about["side"] // 2 + 2)
 
 

@@ -1,4 +1,4 @@
-"""The wheel and the sdist: what is in them, and that the wheel works away from the repository."""
+"""The wheel and the sdist: their contents, and that the wheel works outside of the repository."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""README and guides: their Python runs, their commands parse, their links lead somewhere; the API reference is current."""
+"""README and guides: their Python runs, their commands parse, their links resolve; the API reference is current."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILIN
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the file that it is the content of ("" for none), its text, its line in the guide."""
+    """A fenced block: its language, the file that it contains ("" for none), its text, its line in the guide."""
 
     language: str
     title: str
@@ -33,7 +33,7 @@ def blocks(guide: Path) -> list[Block]:
 
 
 def commands(guide: Path) -> list[list[str]]:
-    """Arguments of each `svdc` (or `-m svdcompress`) in a guide."""
+    """The arguments of each `svdc` (or `-m svdcompress`) command in a guide."""
     found = []
     for block in blocks(guide):
         for line in block.text.splitlines() if block.language in ("console", "text") else ():
@@ -64,7 +64,7 @@ def test_python_blocks_run_in_their_order(guide, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     write_titled(guide, tmp_path)
     torch.manual_seed(0)
-    for block in blocks(guide):  # another test may have imported one of that name
+    for block in blocks(guide):  # another test may have imported a module of that name
         if block.title:
             monkeypatch.delitem(sys.modules, Path(block.title).stem, raising=False)
     before = set(sys.modules)
@@ -152,7 +152,7 @@ def test_the_other_languages_name_inputs_and_outputs_that_a_file_has(tmp_path, m
         (file,) = re.findall(r'"(\S+\.onnx)"', text)
         graph = onnx.load(tmp_path / file).graph
         defaults = {value.name for value in graph.initializer}
-        assert set(fed) == {value.name for value in graph.input} - defaults  # all that have to be given
+        assert set(fed) == {value.name for value in graph.input} - defaults  # all required inputs
         assert read and set(read) <= {value.name for value in graph.output}
         assert "[5, 20]" in text or "{5, 20}" in text
         assert [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim][1:] == [20]
@@ -172,7 +172,7 @@ SESSIONS = {
     "own-model": ([["-c", TRAINED]], ["runs/mine"]),
     "hugging-face": ([["prepare.py"]], ["runs/my-vit"]),
 }
-"""Guides whose commands are run: what is run before them, and the runs' folders that they leave."""
+"""Guides whose commands are run: the commands to run before them, and the run folders that they create."""
 
 
 @pytest.mark.slow
@@ -225,13 +225,13 @@ def test_the_table_has_what_the_issue_asks_for():
 
 @pytest.mark.parametrize("row", rows_of_what_to_touch(), ids=lambda row: row[0].replace(" ", "-"))
 def test_what_the_table_says_to_touch_is_there(row):
-    """A _NAME.py is a new file in a folder that is there; names in brackets are in the file before them."""
+    """A _NAME.py is a new file in an existing folder; names in brackets are in the file before them."""
     _, touch, test = row
     folder = re.search(r"layers/(priors|posteriors)/", touch)
     if folder and not (ROOT / "svdcompress" / folder[0]).is_dir():
         pytest.skip(f"svdcompress/{folder[0]} is not part of this version yet")
     files = re.findall(r"`([\w/]+\.py)`", touch)
-    assert 1 <= len(set(files)) <= 2  # what is more has no room of its own yet
+    assert 1 <= len(set(files)) <= 2  # anything more has no room of its own yet
     for file in files:
         path = ROOT / "svdcompress" / file
         assert path.parent.is_dir() if path.name == "_NAME.py" else path.is_file(), file

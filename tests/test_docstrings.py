@@ -1,4 +1,4 @@
-"""The examples in docstrings of the public names run, and give what they show."""
+"""The examples in docstrings of public names run and give the output shown."""
 
 import doctest
 import inspect
@@ -9,7 +9,7 @@ import torch
 import svdcompress as svdc
 
 NEED_A_RUN = {"load_run", "plot_tradeoff", "sparsify"}
-"""Whose examples take a finished run, or make one: tests/pipeline does that."""
+"""Names whose examples need or make a finished run; tests/pipeline covers them."""
 
 
 def examples(name):

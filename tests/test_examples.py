@@ -1,4 +1,4 @@
-"""The examples for people's own training scripts: short, and they do what they say, run as a user runs them."""
+"""The examples for users' own training scripts: short, and doing what they say when run as a user runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote (tests/fixtures/0.1.0/make.py) load, predict and report with today's code."""
+"""Files written by version 0.1.0 (tests/fixtures/0.1.0/make.py) load, predict and report with the current code."""
 
 import csv
 import importlib.util

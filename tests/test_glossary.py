@@ -1,4 +1,4 @@
-"""Names in the code follow docs/glossary.md where it decides between words that were used for one thing."""
+"""Names in the code follow docs/glossary.md where it settles which of several words to use."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ PACKAGE = Path(__file__).parent.parent / "svdcompress"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 MASKS = {"keep", "kept", "stays", "held", "alive"}
-"""What a mask was called: plain words now, a verb or a number."""
+"""Former names of masks, now ordinary words for a verb or a number."""
 
 PLOTS = {"folder", "path", "context", "ax"}
-"""What a function is given that makes pictures."""
+"""Typical parameters of functions that plot."""
 
 ONE_CLASS = {"Draw", "Draws", "Noise"}
-"""Ideas of the glossary that several classes were called by."""
+"""Terms of the glossary that used to name several classes."""
 
 
 def misnamed(source: str) -> list[str]:
-    """Masks (tensors) under other names, and functions that plot and say draw."""
+    """Masks (tensors) under other names, and functions that plot but are called draw."""
     found = []
     for node in ast.walk(ast.parse(source)):
         name, annotation = "", None

@@ -1,4 +1,4 @@
-"""The order of what waits for a GPU, and what it says where a package is missing."""
+"""The order of steps that need a GPU, and the message if a package is missing."""
 
 import importlib
 import subprocess
@@ -27,7 +27,7 @@ def test_what_failed_waits_for_what_was_never_tried_or_was_stopped(gpu):
 
 
 def test_a_missing_package_is_named_before_anything_is_done(tmp_path):
-    """By a Python that sees none of ours."""
+    """With a Python that sees none of our packages."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(BENCHMARKS / "gpu.py")], capture_output=True, text=True, cwd=tmp_path
     )
@@ -48,7 +48,7 @@ def test_results_are_brought_along_to_a_folder_elsewhere(gpu, tmp_path, monkeypa
 
 
 def test_all_that_a_step_has_started_ends_with_it(gpu, tmp_path):
-    """The step itself dies at once; its child takes its time, and is waited for."""
+    """The step itself dies at once; its child takes longer, and is waited for."""
     child = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1), open('done', 'w').close(), sys.exit()))"
     child += "; open('ready', 'w').close(); time.sleep(60)"
     step = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -61,7 +61,7 @@ def test_all_that_a_step_has_started_ends_with_it(gpu, tmp_path):
 
 
 def test_commands_of_a_step_run_side_by_side(gpu, tmp_path, monkeypatch):
-    """Each waits for what another one writes; what runs beside them is waited for, and may fail."""
+    """Each command waits for what another one writes; commands in `beside` are waited for too, and may fail."""
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     wait = "import sys, time, pathlib; a, b = map(pathlib.Path, sys.argv[1:]); a.touch(); end = time.monotonic() + 20\n"
     wait += "while not b.exists() and time.monotonic() < end: time.sleep(0.02)\nsys.exit(not b.exists())"

@@ -1,4 +1,4 @@
-"""The rules of the house: imports go one way, some packages have one room only, rooms are small, public names are explained."""
+"""Rules for the package: imports go one way, some packages belong to one room, rooms are small, public names are documented."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ORDER = [
     "convert", "layers", "likelihoods", "sources", "recipe", "files", "batch", "errors", "renamed", "lazy", "version",
 ]
 # fmt: on
-"""A room imports only from what stands to its right (and from its own files)."""
+"""A room imports only from the rooms to its right (and from its own files)."""
 
 ONE_ROOM = {"accelerate": "train", "typer": "cli", "torch_pruning": "interop"}
-"""Packages that one room alone may import, so that they can be replaced there."""
+"""Packages that only one room may import, so that they can be replaced there."""
 
 LAZY = (
     "torch",
@@ -50,13 +50,13 @@ PYTHON = sorted(
 
 
 def room(file: Path) -> str:
-    """The room of a file: its name, or that of the folder it is in; "" for the front (`__init__` and `__main__`)."""
+    """The room of a file: its name, or that of its folder; "" for the front (`__init__` and `__main__`)."""
     name = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "" if name in ("__init__", "__main__") else name
 
 
 def imports(file: Path) -> list[tuple[str, int]]:
-    """Dotted names that a file imports anywhere, `from a import b` as a.b, with their lines."""
+    """The dotted names that a file imports anywhere, with their lines; `from a import b` counts as a.b."""
     found = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -90,9 +90,9 @@ def module(file: Path) -> str:
 
 
 def inner_imports(sources: dict[str, list[str]]) -> dict[str, set[str]]:
-    """Of each module, the modules of its own room that it imports, wherever it does (in a function, for types alone).
+    """For each module, the modules of its own room that it imports, anywhere (in a function or only for types).
 
-    sources: {module: the dotted names that it imports}. A name is put down to the longest module that it starts with.
+    sources: {module: the dotted names that it imports}. A name is assigned to the longest module that it starts with.
     """
     found: dict[str, set[str]] = {name: set() for name in sources}
     for name, imported in sources.items():
@@ -106,7 +106,7 @@ def inner_imports(sources: dict[str, list[str]]) -> dict[str, set[str]]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Sets of modules that import one another, directly or by way of others."""
+    """Sets of modules that import one another, directly or indirectly."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         found, ahead = set(), list(graph[start])
@@ -121,7 +121,7 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_imports_go_one_way_inside_rooms_too():
-    """No exceptions: who needs one has two ideas in one file, or one in two."""
+    """No exceptions: a module that needs one has two ideas in one file, or one idea in two."""
     sources = {module(file): [name for name, _ in imports(file)] for file in FILES if room(file)}
     assert cycles(inner_imports(sources)) == []
 
@@ -192,7 +192,7 @@ def test_public_functions_are_not_hidden_by_rooms_of_the_same_name():
 
 
 def modules() -> list[str]:
-    """Every module of the package by name."""
+    """The names of all modules of the package."""
     return ["svdcompress", *(info.name for info in pkgutil.walk_packages([str(PACKAGE)], "svdcompress."))]
 
 
@@ -224,7 +224,7 @@ def _silent_methods(value: type) -> list[str]:
     routines = {
         n: i for n, i in public.items() if inspect.isfunction(i) or isinstance(i, property | classmethod | staticmethod)
     }
-    fields = {name for name, item in routines.items() if getattr(item, "__name__", "") == "<lambda>"}  # of dataclasses
+    fields = {name for name, item in routines.items() if getattr(item, "__name__", "") == "<lambda>"}  # from dataclasses
     silent = {name for name in routines if not inspect.getdoc(getattr(value, name))}
     return sorted(silent - fields - {"extra_repr"})
 
@@ -259,6 +259,6 @@ def test_what_the_api_returns_is_read_at_a_glance(tmp_path):
 
 
 def test_no_two_test_files_have_one_name():
-    """Folders of tests are no packages: pytest would refuse the second one, and only where both are collected."""
+    """Test folders are not packages: pytest would refuse the second file, but only if both are collected."""
     names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
     assert {name for name in names if names.count(name) > 1} == set()

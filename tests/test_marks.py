@@ -1,4 +1,4 @@
-"""Parts of a page that commands rewrite, and the table over all of them."""
+"""Parts of a page that commands rewrite, and the summary table."""
 
 import json
 

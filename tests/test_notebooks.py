@@ -1,4 +1,4 @@
-"""The notebooks of docs/notebooks run from top to bottom, and are committed without their outputs."""
+"""The notebooks in docs/notebooks run from top to bottom and are committed without outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objective against one written out by hand, and the schedules against their definitions."""
+"""The objective against one written by hand, and the schedules against their definitions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kl_by_hand(model: nn.Module) -> torch.Tensor:
 
 
 def test_the_loss_is_nll_plus_beta_kl_over_n_and_so_are_its_gradients():
-    model = variational().eval()  # the mean: no noise between the two computations
+    model = variational().eval()  # only the mean: no noise in either computation
     x, y = torch.randn(11, 5), torch.randint(3, (11,))
     elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=400, schedule=0.7)
     loss = elbo(model(x), y)
@@ -90,7 +90,7 @@ def test_kl_is_summed_over_weights_and_divided_by_n_alone():
     "shares", [("input", "weight"), ("input", "output"), ("weight", "weight"), ("layer", "weight")], ids=str
 )
 def test_kl_of_layers_of_several_kinds_is_that_of_each_by_itself(shares):
-    """Some kinds are computed together and some one by one; none may be left out."""
+    """Some kinds are computed together and others one by one; none may be left out."""
     torch.manual_seed(0)
     layers = [svdc.convert(nn.Linear(size, size + 1), share=share) for size, share in zip((5, 6), shares, strict=True)]
     each = [svdc.kl_divergence(layer).item() for layer in layers]
@@ -99,7 +99,7 @@ def test_kl_of_layers_of_several_kinds_is_that_of_each_by_itself(shares):
 
 
 def test_training_by_the_objective_is_training_by_hand():
-    """The same few steps written out with plain torch give the same numbers."""
+    """A few steps written in plain torch give the same numbers."""
 
     def steps(loss_of):
         model = variational()
@@ -168,7 +168,7 @@ def test_wrong_use_is_an_error_that_says_what_to_do():
 def test_a_model_that_was_never_converted_is_told_of_at_the_first_loss():
     plain, x, y = nn.Linear(5, 3), torch.randn(4, 5), torch.randn(4, 3)
     elbo = svdc.ELBO(plain, nn.MSELoss(), 10, svdc.LinearWarmup())
-    svdc.ELBO(plain, nn.MSELoss(), 10, 0.0)(plain(x), y)  # where no KL is ever wanted
+    svdc.ELBO(plain, nn.MSELoss(), 10, 0.0)(plain(x), y)  # allowed if beta is always 0
     with pytest.raises(UsageError, match=r"no variational layer; call svdcompress\.convert"):
         elbo(plain(x), y)
     late = svdc.ELBO(plain, nn.MSELoss(), 10, svdc.LinearWarmup())
@@ -201,7 +201,7 @@ def test_warm_ups_are_those_of_epochs_5_to_20_unless_told_otherwise():
 
 @pytest.mark.parametrize("schedule", [svdc.LinearWarmup(), svdc.CosineWarmup(), svdc.AdditiveWarmup()], ids=repr)
 def test_a_schedule_is_a_value(schedule):
-    """It may be a key, and nobody who has it changes it for others."""
+    """It is hashable, and a user cannot change it for others."""
     assert hash(schedule) == hash(type(schedule)()) and schedule == type(schedule)()
     with pytest.raises(FrozenInstanceError):
         schedule.final = 2.0
@@ -225,7 +225,7 @@ def test_additive_warm_up_is_the_lectures_loop():
 @pytest.mark.parametrize("warmup", [svdc.LinearWarmup, svdc.CosineWarmup])
 def test_a_warm_up_in_the_wrong_order_is_refused(warmup):
     for start, stop in ((20, 5), (math.nan, 5), (5, math.nan)):
-        with pytest.raises(UsageError, match=f"stop: epoch {stop} does not come after start, epoch {start}"):
+        with pytest.raises(UsageError, match=f"stop: epoch {stop} is before start, epoch {start}"):
             warmup(start=start, stop=stop)
 
 
@@ -274,7 +274,7 @@ def test_a_warm_up_that_never_begins_is_told_of_once():
         warnings.simplefilter("error")
         train(elbo, model, epochs=1)
         with torch.no_grad():
-            elbo(model(torch.randn(5, 5)), torch.randint(3, (5,)))  # a validation
+            elbo(model(torch.randn(5, 5)), torch.randint(3, (5,)))  # a validation pass
     with pytest.warns(UserWarning, match=r"beta is still 0.*elbo\.set_epoch\(epoch\)") as found:
         train(elbo, model, epochs=2)
     assert len(found) == 1 and found[0].filename == __file__
@@ -303,7 +303,7 @@ def test_the_loss_of_another_copy_of_the_model_is_told_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=20), nn.DataParallel(model), epochs=1)
-        svdc.ELBO(model, lambda loss: loss, 20)(torch.ones((), requires_grad=True) * 2)  # of no parameter at all
+        svdc.ELBO(model, lambda loss: loss, 20)(torch.ones((), requires_grad=True) * 2)  # without any parameter
         frozen = copy.deepcopy(model).requires_grad_(False)
         train(svdc.ELBO(frozen, nn.CrossEntropyLoss(), num_examples=20), nn.Sequential(nn.Linear(5, 5), frozen), epochs=1)
 
@@ -327,7 +327,7 @@ def test_a_function_that_sums_is_found_by_a_repeated_batch():
     with pytest.raises(UsageError, match=r"sums over the batch.*reduction='mean'"):
         svdc.ELBO(model, summed, num_examples=400)(model(x), y)
     svdc.ELBO(model, averaged, num_examples=400)(model(x), y)
-    # one example: a sum and a mean are the same number, but not for the example twice
+    # with one example, a sum equals a mean, but not with the example repeated
     with pytest.raises(UsageError, match="sums over the batch"):
         svdc.ELBO(model, summed, num_examples=400)(model(x[:1]), y[:1])
 
@@ -353,7 +353,7 @@ def test_the_look_at_a_loss_that_runs_the_model_leaves_running_statistics_alone(
     found = []
     for closure in (False, True):
         model = nn.Sequential(variational(), nn.BatchNorm1d(3), nn.Linear(3, 3))
-        model.register_buffer("places", torch.arange(3).expand(2, -1))  # which nobody can write to
+        model.register_buffer("places", torch.arange(3).expand(2, -1))  # it cannot be written to
         nll = (lambda x, y: nn.functional.cross_entropy(model(x), y)) if closure else nn.CrossEntropyLoss()  # noqa: B023
         elbo = svdc.ELBO(model, nll, num_examples=6)
         torch.manual_seed(1)
@@ -376,14 +376,14 @@ def test_a_loss_of_one_batch_size_or_of_a_number_is_taken_as_it_is():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_of_a_recipe_ends_at_its_beta(name):
-    """And a name that the recipe takes has a schedule, so that another one is two files: `objective.py` and the schema."""
+    """Also, each name that recipes accept has a schedule, so adding one takes two files: `objective.py` and the schema."""
     assert set(SCHEDULES) == set(get_args(BetaSchedule.model_fields["name"].annotation))
     settings = BetaSchedule(name=name, start="20%", stop=8.0, step=0.1)
     schedule = SCHEDULES[name](settings, 20, 0.7)
     betas = [schedule(epoch) for epoch in range(21)]
     assert betas[-1] == 0.7 and betas == sorted(betas)
     assert betas[0] == {"constant": 0.7, "additive": 0.1}.get(name, 0.0)
-    assert betas[6] == pytest.approx({"linear": 0.35, "cosine": 0.35}.get(name, 0.7))  # half way from 20% of 20 to 8
+    assert betas[6] == pytest.approx({"linear": 0.35, "cosine": 0.35}.get(name, 0.7))  # halfway from 20% of 20 to 8
 
 
 def test_training_by_hand_reads_no_recipe():

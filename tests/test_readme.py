@@ -1,4 +1,4 @@
-"""The figures of README and docs/benchmarks.md are those of the stored results."""
+"""The figures in README and docs/benchmarks.md equal the stored results."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_tables_are_what_the_stored_results_say(monkeypatch):
-    """Else: python benchmarks/readme.py"""
+    """To update them: python benchmarks/readme.py"""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     names = ("mnist", "readme")
     known = {name: sys.modules.pop(name, None) for name in names}

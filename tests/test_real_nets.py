@@ -1,9 +1,7 @@
-"""The instruments of benchmarks/real_nets.py: fitted noise, differences with their intervals, results of several processes."""
+"""The tools of benchmarks/real_nets.py: fitted noise, differences with intervals, results of several processes."""
 
-import copy
 import importlib
 import json
-import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ from scipy import optimize, stats
 from sklearn.metrics import r2_score
 
 from svdcompress.layers import BernoulliDropout
-from svdcompress.pipeline import open_run, run
 from svdcompress.recipe import dump_recipe, load_recipe
 from svdcompress.sources import InMemory
 
@@ -25,7 +22,7 @@ NAMES = [file.stem for file in BENCHMARKS.iterdir()]
 
 @pytest.fixture
 def module(monkeypatch):
-    """Imports a file of benchmarks/; what it takes along is forgotten again, as other tests have files of the same names."""
+    """Imports a file of benchmarks/; its modules are removed again, because other tests have files of the same names."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     known = {name: sys.modules.pop(name, None) for name in NAMES}
     yield importlib.import_module
@@ -41,7 +38,7 @@ def figures(module):
 
 
 def predictions(rng, targets, spread):
-    """Means and deviations that know, by their size, how far off they are."""
+    """Means, and deviations that match the size of their errors."""
     deviation = rng.uniform(0.2, 2.0, len(targets)) * spread
     return targets + deviation * rng.standard_normal(len(targets)), deviation
 
@@ -72,7 +69,7 @@ def test_noise_that_the_network_names_is_scaled(figures):
 
 
 class Named(torch.nn.Module):
-    """A yield of hardly more than 0, with a dropout, and a log variance that its input is."""
+    """Predicts a yield near 0, with dropout, and uses its input as the log variance."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +103,7 @@ def test_differences_are_those_of_the_figures(figures):
     rng = np.random.default_rng(1)
     targets = rng.standard_normal(500)
     (ours, deviation), (other, doubt) = (predictions(rng, targets, spread) for spread in (0.4, 0.6))
-    doubt = 0.7 * rng.permutation(doubt)  # no idea of its own error, and too sure
+    doubt = 0.7 * rng.permutation(doubt)  # unrelated to its own errors, and too small
     found = figures.beside(each(ours, deviation, targets), each(other, doubt, targets))
     wanted = {
         "r2_ahead": r2_score(targets, ours) - r2_score(targets, other),
@@ -148,7 +145,7 @@ def test_processes_add_to_the_same_network(module, tmp_path, monkeypatch):
     real_nets.store(path, "crepe", first)
     second["nets"]["tiny"] = {"macs": 2}
     real_nets.store(path, "crepe", second)
-    first["nets"]["ours"] = {"macs": 3}  # made anew: what a process holds is newer than what it read
+    first["nets"]["ours"] = {"macs": 3}  # recomputed: a process's own value is newer than the stored one
     real_nets.store(path, "crepe", first)
     real_nets.store(path, "suzuki-0", {"run": "b", "nets": {"ours": {}}})
     stored = {name: one["nets"] for name, one in json.loads(path.read_text()).items()}
@@ -160,7 +157,7 @@ def test_processes_add_to_the_same_network(module, tmp_path, monkeypatch):
 
 @pytest.fixture
 def compare(module, tmp_path, monkeypatch):
-    """Compares a stubbed run with the dense network trained as long; gives what was judged, in order, and the figures."""
+    """Compares a stubbed run with the dense network trained as long; returns the models judged, in order."""
     real_nets = module("real_nets")
     monkeypatch.setattr(real_nets, "setting", lambda opened, device: {})
     net = torch.nn.Linear(2, 1)
@@ -214,128 +211,12 @@ def test_what_the_weights_alone_say_is_told_where_dropout_draws_too(compare):
 
 
 def test_figures_of_another_run_are_not_taken_for_those_of_this(compare, capsys):
-    """A result of few epochs on a CPU lies there where the whole run is made on a GPU."""
+    """For example, results of a few epochs on a CPU may be stored where the full run is made on a GPU."""
     known = {}
     compare("a", 0, known)
     assert not capsys.readouterr().out.count("another run")
     assert compare("b", 0, known) == ["ours", "other", "trained", "other"] and known["run"] == "b"
     assert "suzuki-0: the stored figures are of another run; all are made anew" in capsys.readouterr().out
-
-
-def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
-    peers, slices = module("real_peers"), module("slices")
-    sets = ["model.args={sizes: [64, 24, 10]}", "data.limit=200", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
-    run(
-        load_recipe("digits", [*sets, "report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]),
-        tmp_path / "run",
-    )
-    opened = open_run(tmp_path / "run")
-
-    class Ends(slices.Slice):
-        def __init__(self, steps):
-            self.steps = steps
-
-        def check(self):
-            self.steps -= 1
-            if not self.steps:
-                raise self.Over
-
-    def train(steps, name):
-        way = peers.Way(4, 0)
-        return peers.train(copy.deepcopy(opened.dense), opened, way, "dense, trained as long", tmp_path / name, Ends(steps))
-
-    whole, seconds = train(-1, "whole.pt")
-    batches = math.ceil(len(opened.data.train) / opened.recipe.recover.batch_size)
-    with pytest.raises(slices.Slice.Over):
-        train(2 * batches + 1, "sliced.pt")
-    kept = torch.load(tmp_path / "sliced.pt", weights_only=False)
-    assert kept["epochs"] == 2 and 0 < kept["seconds"] < 60
-    torch.save(kept | {"seconds": 1000.0}, tmp_path / "sliced.pt")
-    sliced, of_both = train(-1, "sliced.pt")
-    assert 0 < seconds < 60 and 1000 < of_both < 1060
-    for value, wanted in zip(sliced.state_dict().values(), whole.state_dict().values(), strict=True):
-        assert torch.equal(value, wanted)
-    again, same = train(1, "sliced.pt")  # at its end: not trained once more
-    assert same == pytest.approx(of_both, abs=5) and torch.equal(next(again.parameters()), next(whole.parameters()))
-
-
-def opened_for(dense, task, weight, unlabelled=False):
-    recover = SimpleNamespace(distill=SimpleNamespace(weight=weight, temperature=3.0))
-    return SimpleNamespace(
-        dense=dense, recovery=recover, recipe=SimpleNamespace(task=task, data=SimpleNamespace(unlabelled=unlabelled))
-    )
-
-
-def test_peers_learn_by_the_loss_of_the_run(module):
-    peers = module("real_peers")
-    x, y = torch.tensor([[0.5], [-1.0]]), torch.tensor([[1.0], [2.0]])
-    found = peers.Loss(opened_for(Named(), "gaussian", 0.0), torch.device("cpu"))(Named(), x, y)
-    wanted = -stats.norm(0, np.exp(0.5 * x.numpy())).logpdf(y.numpy()).mean() - 0.5 * math.log(2 * math.pi)
-    assert float(found) == pytest.approx(wanted, rel=1e-3)
-
-
-def test_peers_are_distilled_as_our_recovery_is(module):
-    """Gradients by the outputs against the rule by hand; what the loss adds to them is a constant."""
-    peers = module("real_peers")
-    rng = np.random.default_rng(0)
-    own, others, labels = rng.standard_normal((4, 5)), rng.standard_normal((4, 5)), np.array([0, 3, 1, 4])
-    student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
-    for net, values in ((student, own), (teacher, others)):
-        net.weight.data = torch.from_numpy(values).float()
-    x, y = torch.arange(4), torch.from_numpy(labels)
-
-    def gradient(weight, task, target, unlabelled=False):
-        student.zero_grad()
-        peers.Loss(opened_for(teacher, task, weight, unlabelled), torch.device("cpu"))(student, x, target).backward()
-        return student.weight.grad.numpy()
-
-    def share(values, temperature=1.0):
-        powers = np.exp(values / temperature)
-        return powers / powers.sum(1, keepdims=True)
-
-    hard = (share(own) - np.eye(5)[labels]) / 4
-    soft = 3.0 * (share(own, 3.0) - share(others, 3.0)) / 4  # the square of the temperature, over it once
-    assert gradient(0.0, "classification", y) == pytest.approx(hard, abs=1e-6)
-    assert gradient(0.9, "classification", y) == pytest.approx(0.1 * hard + 0.9 * soft, abs=1e-6)
-    assert gradient(0.0, "classification", y, unlabelled=True) == pytest.approx((share(own) - share(others)) / 4, abs=1e-6)
-    target = torch.ones(4, 5)
-    mixed = (0.1 * (own - 1) + 0.9 * (own - others)) * 2 / 20
-    assert gradient(0.9, "regression", target) == pytest.approx(mixed, abs=1e-6)
-
-
-def test_the_control_that_is_not_distilled_learns_from_the_labels_alone(module):
-    peers = module("real_peers")
-    student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
-    x, y = torch.arange(4), torch.tensor([0, 3, 1, 4])
-    opened = opened_for(teacher, "classification", 0.9)
-    found = peers.Loss(opened, torch.device("cpu"), distilled=False)(student, x, y)
-    logits = student.weight.detach().double().numpy()
-    assert float(found.detach()) == pytest.approx(
-        -np.log(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))[range(4), y].mean(), rel=1e-5
-    )
-    assert peers.NOT_DISTILLED in peers.peers_of(opened)
-    twins = [opened_for(teacher, "classification", 0.0), opened_for(teacher, "classification", 0.9, unlabelled=True)]
-    assert not any(peers.NOT_DISTILLED in peers.peers_of(each) for each in twins)
-
-
-@pytest.mark.parametrize("taught", [True, False])
-def test_a_peer_is_trained_as_its_name_says(module, tmp_path, monkeypatch, taught):
-    """A dense network of other answers than the labels: what is distilled follows it, what is not does not."""
-    peers, slices = module("real_peers"), module("slices")
-    monkeypatch.setattr(peers, "torch_pruning", lambda *given, taylor: peers.idle)
-    sets = ["model.args={sizes: [64, 10]}", "data.limit=300", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
-    quiet = ["report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]
-    run(load_recipe("digits", [*sets, "recover.distill.weight=0.9", *quiet]), tmp_path / "run")
-    opened = open_run(tmp_path / "run")
-    start = copy.deepcopy(opened.dense)
-    with torch.no_grad():
-        for parameter in opened.dense.parameters():
-            parameter.mul_(-20)  # it is sure that each digit is another
-    name = "torch-pruning, Taylor" if taught else peers.NOT_DISTILLED
-    model, _ = peers.train(start, opened, peers.Way(40, 0), name, tmp_path / "peer.pt", slices.Slice(None))
-    x, y = next(iter(opened.data.train.batches(300)))
-    right = float((model(x).argmax(1) == y).float().mean())
-    assert right < 0.5 if taught else right > 0.5, right
 
 
 def test_a_cache_of_fewer_images_is_no_cache_of_more(module, tmp_path):
@@ -373,7 +254,7 @@ def test_a_dense_network_trained_on_other_images_is_not_taken(module, tmp_path, 
     assert real._same_dense("resnet20-macs2x", tmp_path, "", 4, setting) is None
     assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) is None  # stored under another name
     monkeypatch.setattr(real, "read", lambda path: {"resnet56-macs4x-short": stored})
-    assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) is None  # that of another label
+    assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) is None  # for another label
     (tmp_path / "resnet56-macs4x-short-dense-trained-as-long.done.pt").touch()
     assert real._same_dense("resnet56-macs2.6x", tmp_path, "short", 4, setting) == "resnet56-macs4x"
 
@@ -386,13 +267,13 @@ def test_peers_that_another_process_has_judged_meanwhile_stay_beside_the_same_ne
         return {"epochs": 4, "setting": {"images": 10}, "nets": ours | {peer: {"change": [peer]} for peer in peers}}
 
     assert list(real.joined(row(90, "one"), row(90, "two"))["nets"]) == ["ours", "two", "one"]
-    assert list(real.joined(row(91, "one"), row(90, "two"))["nets"]) == ["ours", "two"]  # of another network of ours
+    assert list(real.joined(row(91, "one"), row(90, "two"))["nets"]) == ["ours", "two"]  # from another network of ours
     assert list(real.joined(row(90, "one") | {"epochs": 5}, row(90, "two"))["nets"]) == ["ours", "two"]
     assert list(real.joined(None, row(90, "two"))["nets"]) == ["ours", "two"]
 
 
 def test_vgg_is_trained_once_for_its_goals(module, tmp_path):
-    """Never from a copy, nor by other settings, as what trained it is told from the recipe."""
+    """Never from a copy or with other settings: what trained it is read from the recipe."""
     real = module("real")
 
     def asked(*settings, name="vgg16-parameters25x", label="short"):

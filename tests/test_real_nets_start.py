@@ -1,4 +1,4 @@
-"""Rows of real networks that begin with the dense network of another row."""
+"""Rows of real networks that start from the dense network of another row."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ module = test_real_nets.module  # the fixture
 
 
 def test_a_dense_network_of_other_data_is_not_begun_with(module, tmp_path, monkeypatch):
-    """What it was trained on may be among the test data of another split."""
+    """Its training data may be among the test data of another split."""
     real_nets, starts = module("real_nets"), module("real_nets_start")
     args = {"vocabulary": str(Path("r", "vocab.txt")), "folder": "f", "split": 0}
     begun = SimpleNamespace(recipe=load_recipe(None, ["weights.trained=false", "dense.epochs=8"]))
@@ -62,5 +62,5 @@ def test_a_row_begins_with_the_dense_network_that_was_trained_on_beside_another(
         starts.epochs_of_start(own)
     with pytest.raises(SystemExit, match="suzuki-1: some may be test data"):
         starts.dense_weights(file, "suzuki-1", ["split=1"])
-    own.weights.file = "public.pth"  # weights that others trained
+    own.weights.file = "public.pth"  # weights trained by others
     assert starts.epochs_of_start(own) == (0, None)

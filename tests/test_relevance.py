@@ -1,4 +1,4 @@
-"""Masks against the definition of log alpha, weight by weight and group by group; counts; holding; files."""
+"""Masks against the definition of log alpha, weight by weight and group by group; counts; holding masks; files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(**options) -> nn.Sequential:
 
 
 def groups_of(layer: nn.Module, share: str) -> list[list[tuple[int, ...]]]:
-    """Indices of the weights that share a prior variance, by a loop over the weight's own indexing."""
+    """Indices of the weights that share a prior variance, from a loop over the weight's own indices."""
     shape = layer.weight.shape
     found: dict[tuple, list[tuple[int, ...]]] = {}
     for index in torch.cartesian_prod(*(torch.arange(n) for n in shape)).reshape(-1, len(shape)).tolist():
@@ -99,7 +99,7 @@ def test_shares_that_a_threshold_does_not_name_keep_the_layers_own_limit():
 @pytest.mark.parametrize("threshold", [float("nan"), {"weight": float("nan")}], ids=str)
 def test_a_threshold_that_is_not_a_number_is_refused(threshold):
     for use in (lambda: svdc.relevance(model(), threshold), lambda: svdc.convert(nn.Linear(2, 2), threshold=threshold)):
-        with pytest.raises(ModelError, match="threshold: nan is no limit on log alpha"):
+        with pytest.raises(ModelError, match="threshold: nan is not a valid limit on log alpha"):
             use()
 
 
@@ -250,7 +250,7 @@ def test_a_model_without_variational_layers_and_an_unknown_share_are_errors():
         svdc.relevance(model(), {"rows": 2.0})
 
 
-# An optimizer that was made before the conversion
+# An optimizer made before the conversion
 
 
 def steps(before: bool, frozen: bool = False, clear: bool = False, fused: bool = False) -> nn.Module:
@@ -326,7 +326,7 @@ def test_variances_that_no_optimizer_has_are_noticed_after_a_cast_or_a_checkpoin
         svdc.relevance(trained.double())
         loaded = svdc.load(file, made()).double()
         assert not next(iter(variational_layers(loaded)))[1].variance_stepped
-        svdc.convert(loaded, log_sigma2=-2.0)  # it was trained, and is not started again
+        svdc.convert(loaded, log_sigma2=-2.0)  # it was trained, so it does not count as starting elsewhere
         svdc.relevance(stepped(loaded, torch.optim.Adam(loaded.parameters())))
         svdc.relevance(svdc.load(file, trained))  # with the gradients of its own training
 

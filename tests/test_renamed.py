@@ -1,4 +1,4 @@
-"""Former names work for one more release, and say what to write instead."""
+"""Former names work for one more release and say what to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KL of layers that share something: each posterior once, with each weight that any layer uses; and files of them."""
+"""The KL of layers that share parameters: each posterior counts once, with each weight that any layer uses; and their files."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from svdcompress.layers import Posterior
 
 
 class FixedNoise(Posterior):
-    """Nothing to train: the noise follows the weight."""
+    """Has nothing to train: the noise follows the weight."""
 
     name, parameters = "fixed-noise-of-test", ()
 
@@ -66,7 +66,7 @@ def test_tied_layers_count_what_any_of_them_uses(open_one):
     model = svdc.convert(two(tie=True))
     close(svdc.kl_divergence(model), ard(model.a.weight, model.a.log_sigma2).sum())
     masks = {name: torch.ones(6, 6, dtype=torch.bool) for name in "ab"}
-    masks["a"][:4], masks["b"][3:] = False, False  # row 3 is used by neither
+    masks["a"][:4], masks["b"][3:] = False, False  # neither uses row 3
     svdc.hold(model, masks)
     union = masks["a"] | masks["b"]
     if open_one:
@@ -88,7 +88,9 @@ def test_weights_of_a_parametrization_count_each():
 def test_a_file_of_tied_layers_for_a_model_that_ties_none_is_warned_of(tmp_path):
     torch.manual_seed(0)
     svdc.save(svdc.convert(two(tie=True)), tmp_path / "tied.safetensors")
-    with pytest.warns(UserWarning, match=r"tied\.safetensors: b\.\w+ and a\.\w+ were one tensor, and are two in this model"):
+    with pytest.warns(
+        UserWarning, match=r"tied\.safetensors: b\.\w+ and a\.\w+ share one tensor in the file but are separate in this model"
+    ):
         svdc.load(tmp_path / "tied.safetensors", two())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

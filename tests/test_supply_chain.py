@@ -1,4 +1,4 @@
-"""What the package stands on: each dependency has its reason, and an audit that saw nothing does not pass for a good one."""
+"""The dependencies of the package: each has its reason, and an audit that saw no data does not pass as a good one."""
 
 import json
 import re
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def declared():
-    """Names in `dependencies` and in the extras of pyproject.toml, without those of the tests."""
+    """Names in `dependencies` and in the extras of pyproject.toml, except those for tests."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = []
     for name in ("dependencies", "recipes", "train", "hf", "hub", "torchvision", "timm", "torch-pruning", "docs", "pack"):

@@ -1,4 +1,4 @@
-"""Layers made dense again: tied ones that keep different weights, and those whose weight became another's."""
+"""Layers made dense again: tied layers that keep different weights, and layers whose weight was replaced by another's."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def by_hand(x, weight, masks, biases):
 )
 @pytest.mark.filterwarnings("ignore:to_sparse")
 def test_tied_layers_that_keep_different_weights_are_untied(make, how):
-    """The weight that they share was cut by both masks."""
+    """Both masks used to be applied to the shared weight."""
     model, x = tied(), torch.rand(3, 4)
     masks = [torch.rand(4, 4) > 0.5, torch.rand(4, 4) > 0.5]
     if how == "held":
@@ -68,7 +68,7 @@ def test_a_weight_that_is_computed_since_is_refused_and_the_model_stays():
 def test_a_log_variance_that_is_computed_is_named():
     model = svdc.convert(nn.Sequential(nn.Linear(4, 3)))
     parametrize.register_parametrization(model[0], "log_sigma2", Half())
-    with pytest.raises(ModelError, match="its log_sigma2 is no parameter any more"):
+    with pytest.raises(ModelError, match="its log_sigma2 is no longer a parameter"):
         svdc.kl_divergence(model)
 
 
@@ -78,7 +78,7 @@ def test_a_strict_state_without_masks_drops_them_with_a_warning():
     own = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model.load_state_dict(own, strict=False)
     assert model[0].mask is not None
-    with pytest.warns(UserWarning, match="the state has no mask, and the one that layers had is gone"):
+    with pytest.warns(UserWarning, match="the state has no mask, so the layer's own was removed"):
         model.load_state_dict(own)
     assert model[0].mask is None
 

@@ -1,4 +1,4 @@
-"""What comes out of a file runs no code unless the user says so: each file here would leave a mark if it did."""
+"""Files run no code unless the user allows it: each file here would leave a mark if it did."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CODE = MARK + "def make(**args):\n    return NETS['mlp'](**args)\ndef step(x):\n
 
 @pytest.fixture
 def foreign(tiny_run, tmp_path, monkeypatch):
-    """A copy of a run's folder, in a folder of its own with a file that leaves a mark when it is imported."""
+    """A copy of a run's folder, next to a file that leaves a mark when it is imported."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run[0], tmp_path / "run")
     (tmp_path / "evil.py").write_text(CODE)
@@ -77,7 +77,7 @@ def test_a_transform_of_a_manifest_is_not_imported(foreign, transform):
     with pytest.raises(TrustError, match="trust_code=True"):
         predict_run(foreign, "x.npy", samples=2)
     with pytest.raises(TrustError, match="is Python code"):
-        preprocess(np.zeros(1), {"transform": [transform]})  # the way in of other readers of manifests
+        preprocess(np.zeros(1), {"transform": [transform]})  # the entry point for other readers of manifests
     assert not (foreign.parent / "mark").exists()
 
 
@@ -122,9 +122,9 @@ def test_the_users_word_lets_it_run_and_says_what(foreign):
     with_recipe(foreign, model__name="./evil.py:make")
     (foreign.parent / "mark").unlink(missing_ok=True)
     said = svdc(*PREDICT, "--trust-code").output
-    assert "--trust-code: runs what run names: ./evil.py:make (model.name)" in said
+    assert "--trust-code: running the code that run names: ./evil.py:make (model.name)" in said
     assert (foreign.parent / "mark").exists()
-    assert "predictions" in svdc(*PREDICT, "--model", "./evil.py:make").output  # the same word in another form
+    assert "predictions" in svdc(*PREDICT, "--model", "./evil.py:make").output  # another form of consent
     with_recipe(foreign, data__transform=["./evil.py:step"])
     svdc(*PREDICT, "--model", "mlp")
     assert predict_run(foreign, "x.npy", samples=2, trust_code=True)[1] == 3
@@ -137,7 +137,7 @@ def test_resuming_a_folder_runs_no_code_of_its_own(foreign):
     said = svdc("sparsify", "--resume", "--out", "run", code=12).output
     assert "./evil.py:make (model.name)" in said and not (foreign.parent / "mark").exists()
     with_recipe(foreign, model__name="mlp", data__transform=["evil:step"])
-    said = svdc("sparsify", "--resume", "--out", "run", "--data", "digits", code=12).output  # is no word for the transform
+    said = svdc("sparsify", "--resume", "--out", "run", "--data", "digits", code=12).output  # does not allow the transform
     assert "evil:step (data.transform.0)" in said and not (foreign.parent / "mark").exists()
 
 
@@ -148,7 +148,7 @@ def test_resuming_a_search_runs_no_command_of_the_folder(foreign):
     said = svdc("sparsify", "--resume", "--out", "run", code=12).output
     assert "touch mark (search.latency_command)" in said and not (foreign.parent / "mark").exists()
     assert resume_command(foreign, open_run(foreign).recipe).endswith("--trust-code")
-    svdc(*PREDICT)  # which asks for no latency
+    svdc(*PREDICT)  # it measures no latency
     with pytest.raises(TrustError, match="touch mark"):
         _check_code(open_run(foreign).recipe, foreign, ["search.max_drop"], trust_code=False)
     _check_code(open_run(foreign).recipe, foreign, ["search.latency_command"], trust_code=False)
@@ -170,7 +170,7 @@ def test_what_the_package_knows_needs_no_word(foreign):
 
 
 def test_no_command_asks_for_the_network(foreign, asked):
-    """Neither does a run from start to end: the fixture's."""
+    """Nor does a whole run: the fixture's."""
     svdc(*PREDICT)
     svdc(*PREDICT, "--onnx", "--out", "p.csv")
     svdc("verify", "run")

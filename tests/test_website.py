@@ -1,4 +1,4 @@
-"""The documentation website: every page is in the menu, links lead somewhere, and nothing comes from elsewhere."""
+"""The documentation website: every page is in the menu, links resolve, and nothing is loaded from elsewhere."""
 
 import importlib.util
 import re

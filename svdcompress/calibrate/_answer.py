@@ -86,7 +86,7 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
             raise UsageError(f"{name}: {value!r}; a share above 0 and below 1 is needed, as in 0.99")
     count = len(confidence)
     if len(right) != count or not count:
-        raise DataError(f"right: {len(right)} of them for {count} confidences")
+        raise DataError(f"right: {len(right)} values for {count} confidences")
     ordered, order = confidence.detach().double().flatten().sort(descending=True)
     wrong = (~right.detach().bool().flatten().to(order.device)[order]).long().cumsum(0)
     starts = _starts(count, accuracy, 1 - sure)
@@ -107,7 +107,7 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
         reached = max(lower_bound(int(wrong[number - 1]), number, delta) for number in _shares(ordered, least))
         raise DataError(
             f"answer_above: no confidence reaches an accuracy of {accuracy:g} with the {count} validation examples; "
-            f"{math.floor(1000 * reached) / 1000:g} is the most that they could promise"
+            f"{math.floor(1000 * reached) / 1000:g} is the most that they can promise"
         )
     errors = int(wrong[best - 1])
     return AnswerAbove(

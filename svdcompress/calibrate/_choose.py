@@ -138,7 +138,7 @@ def calibrate(
     plain = likelihood_for(likelihood).plain()
     train, validation = (InMemory(*part) if isinstance(part, tuple) else part for part in (train, validation))
     if plain.name not in TASKS:
-        raise UsageError(f"likelihood: {plain.name!r} has nothing to calibrate that is known here; {', '.join(TASKS)} have")
+        raise UsageError(f"likelihood: {plain.name!r} cannot be calibrated; use one of {', '.join(TASKS)}")
     first = draws_of(model, validation, plain, 0, seed, device)
     validation, samples = _bounded(validation, first, macs)
     work = _Work(train, validation, plain, samples, temperature, epochs, beta, seed, device)
@@ -148,9 +148,7 @@ def calibrate(
     found: dict[str, tuple[nn.Module, Fitted]] = {}
     tried = []
     if len(wanted) > 1 and len(first.owner.unique()) < FEWEST:
-        notes.append(
-            f"{len(first.owner.unique())} validation examples are too few to choose a posterior by; {FEWEST} are needed"
-        )
+        notes.append(f"{len(first.owner.unique())} validation examples are too few to choose a posterior; {FEWEST} are needed")
         wanted = ["variational"]
     for name in wanted if len(wanted) > 1 else ():
         started, note = time.monotonic(), ""
@@ -164,8 +162,8 @@ def calibrate(
     chosen = _best(found) if found else "variational"
     if posterior not in ("auto", chosen) and posterior in found:
         notes.append(
-            f"posterior {posterior}: left out, as it makes the NLL of validation data no better "
-            f"({found[posterior][1].judged:.4f}, {found['variational'][1].judged:.4f} as it is)"
+            f"posterior {posterior}: not used, because it does not improve the NLL on validation data "
+            f"({found[posterior][1].judged:.4f}, {found['variational'][1].judged:.4f} without)"
         )
     small = found[chosen][0] if found else model
     started = time.monotonic()
@@ -203,8 +201,8 @@ def _evenness(draws: Draws, tau: float) -> list[str]:
         return []
     return [
         "samples: the predicted deviation hardly depends on the input (nine in ten of the validation data lie within "
-        f"{100 * (high / low - 1):.1f}% of each other), so intervals have all but one width. Where some inputs are noisier "
-        "than others, a model with two outputs for each target learns it by --loss gaussian-nll"
+        f"{100 * (high / low - 1):.1f}% of each other), so all intervals have nearly the same width. If some inputs are "
+        "noisier than others, a model with two outputs for each target learns that with --loss gaussian-nll"
     ]
 
 

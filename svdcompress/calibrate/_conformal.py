@@ -79,7 +79,7 @@ class ConformalIntervals:
 def check_coverage(coverage: Any) -> float:
     """The coverage as a float. Raises UsageError unless it lies strictly between 0 and 1."""
     if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 < coverage < 1:
-        more = " (a set that always holds the truth holds everything)" if coverage == 1 else ""
+        more = " (a set that always contains the truth contains everything)" if coverage == 1 else ""
         raise UsageError(f"coverage: {coverage!r}; a share above 0 and below 1 is needed, as in 0.9{more}")
     return float(coverage)
 
@@ -180,7 +180,7 @@ def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:
     if several and len(ratios) < needed <= ratios.numel():
         warnings.warn(
             f"coverage: {coverage:g} cannot be promised for each of {ratios.shape[1]} targets from {len(ratios)} validation "
-            f"examples; it takes {needed}. The intervals promise it of all targets together alone",
+            f"examples; it takes {needed}. The intervals promise it only for all targets together",
             stacklevel=3,
         )
         several = False

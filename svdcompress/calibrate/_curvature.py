@@ -29,8 +29,8 @@ def check_fits(weights: int) -> None:
     """Raises ModelError if these are too many weights for a full matrix."""
     if weights > MOST_WEIGHTS:
         raise ModelError(
-            f"a posterior over {weights:,} weights together takes a matrix of {8 * weights**2 / 2**30:.1f} GiB; at most "
-            f"{MOST_WEIGHTS:,} are taken together: the diagonal, or the last layer, takes less"
+            f"a joint posterior over {weights:,} weights needs a matrix of {8 * weights**2 / 2**30:.1f} GiB; at most "
+            f"{MOST_WEIGHTS:,} weights are possible: the diagonal, or the last layer, needs less"
         )
 
 
@@ -96,7 +96,7 @@ def noise_root(likelihood: Likelihood, heads: Any, tau: float = 1.0) -> Tensor:
     if likelihood.name == "gaussian":
         log_variance = heads[1].reshape(len(heads[1]), -1)
         return torch.diag_embed(torch.cat([torch.exp(-0.5 * log_variance), torch.full_like(log_variance, 0.5**0.5)], 1))
-    raise ModelError(f"task {likelihood.name!r} has no curvature that is known here")
+    raise ModelError(f"task {likelihood.name!r} has no known curvature")
 
 
 def counted(root: Tensor, likelihood: Likelihood, targets: Tensor) -> Tensor:

@@ -47,11 +47,11 @@ class Jacobians:
                 self.together = False
                 found = self._one_by_one(inputs)
             if found.shape != shape:
-                raise ModelError("its outputs for an example have another shape where it is called on fewer of them")
+                raise ModelError("its outputs for an example have another shape when it is called on fewer examples")
         except Exception as error:  # the user's model may raise anything
             why = str(error) if isinstance(error, SvdcError) else f"{type(error).__name__}: {error}"
             raise ModelError(
-                f"no Laplace approximation can be made of this model, as it has no Jacobian for each example alone: {why}"
+                f"no Laplace approximation is possible for this model, because it has no Jacobian for each example alone: {why}"
             ) from error
         return heads, found
 

@@ -69,7 +69,7 @@ def kept_of(model: nn.Module) -> Kept:
         shapes.append(tuple(layer.weight.shape))
         start += len(place)
     if not start:
-        raise ModelError("no weight is left of which to say how certain it is")
+        raise ModelError("no weight is left whose uncertainty could be estimated")
     return Kept(tuple(names), tuple(places), tuple(slices), tuple(shapes))
 
 

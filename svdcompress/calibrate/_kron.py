@@ -69,7 +69,7 @@ def _factors(
     def watch(name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if name in seen:
-                raise ModelError(f"{name}: called twice in a pass, for which the Kronecker approximation has no rule here")
+                raise ModelError(f"{name}: called twice in a pass, which the Kronecker approximation does not support")
             output = output if output.requires_grad else output.requires_grad_()
             seen[name] = args[0].detach(), output
             return output
@@ -105,7 +105,7 @@ def _factors(
 def _check(name: str, layer: Any) -> None:
     known = isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
     if not known or getattr(layer, "groups", 1) != 1 or getattr(layer, "padding_mode", "zeros") != "zeros":
-        raise ModelError(f"{name}: the Kronecker approximation has no rule here for {layer}")
+        raise ModelError(f"{name}: the Kronecker approximation does not support {layer}")
 
 
 def _gram(rows: Tensor) -> Tensor:

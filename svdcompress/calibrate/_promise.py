@@ -138,10 +138,10 @@ def load_promises(path: Path, who: str) -> Promises:
             names = [name for name in file.keys() if name.startswith(f"{who}.")]  # noqa: SIM118
             tensors = {name.removeprefix(f"{who}."): file.get_tensor(name) for name in names}
         if text is None:
-            raise ValueError("it is not what a run keeps of its validation data")
+            raise ValueError("it does not hold a run's validation results")
         if not tensors:
             raise ValueError(
-                f"it holds nothing of {who!r}: to predict by draws a run of so large a model needs calibrate.coverage or "
+                f"it holds no results of {who!r}: to predict by draws, a run of a model this large needs calibrate.coverage or "
                 "calibrate.answer_above in its recipe"
             )
         about = parse_json(text.encode())
@@ -152,7 +152,7 @@ def load_promises(path: Path, who: str) -> Promises:
             raise ValueError("its tensors differ in length")
         return found
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file; runs of this version and later have one") from error
+        raise CheckpointError(f"{path}: no such file; runs made with this version or later have one") from error
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
 

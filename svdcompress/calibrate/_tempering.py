@@ -153,13 +153,13 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
         return Tempered(1.0, before, before, False, examples, note)
     knob, fitted = fit_knob(likelihood, draws, about)
     if examples < 2:
-        note = "one validation example says nothing of the noise"
+        note = "one validation example says nothing about the noise"
         return Tempered(math.exp(-knob), before, fitted, True, examples, note)
     after = float(cross_validated(table(likelihood, draws, about), penalties(likelihood), folds_of(draws)).mean())
     if likelihood.constant_noise:
-        note = f"{examples} validation examples say little of the noise; {FEWEST} are needed" if examples < FEWEST else ""
+        note = f"{examples} validation examples say little about the noise; {FEWEST} are needed" if examples < FEWEST else ""
         return Tempered(math.exp(-knob), before, after, True, examples, note)
     if after < before:
         return Tempered(math.exp(knob), before, after, True, examples)
-    note = f"a temperature of {math.exp(knob):.3g} makes the NLL of data that it was not fitted on no better"
+    note = f"a temperature of {math.exp(knob):.3g} does not improve the NLL on held-out data"
     return Tempered(1.0, before, after, False, examples, f"{note} ({after:.4f}, {before:.4f} without)")

@@ -71,7 +71,8 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
         raise CheckpointError(f"{path}: damaged, or made for another model than {type(within).__name__} ({reason})") from error
     if apart := _untied(within, manifest["ties"]):
         warnings.warn(
-            f"{path}: {apart} were one tensor, and are two in this model, with a KL for each: tie them before you train it on",
+            f"{path}: {apart} share one tensor in the file but are separate in this model, each with its own KL: tie them "
+            "before further training",
             stacklevel=2,
         )
     return model
@@ -116,7 +117,7 @@ def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor
                     setattr(module, key, None)
             module.train(module.training)  # forget what it derived from its old weights
             if module.log_sigma2.shape != module.weight.shape:
-                raise ValueError(f"{name}: variances of shape {tuple(module.log_sigma2.shape)}, a weight of another")
+                raise ValueError(f"{name}: the variances have shape {tuple(module.log_sigma2.shape)}, unlike the weight")
     for name, module in model.named_modules():
         _check_lengths(name, module)
 
@@ -131,13 +132,15 @@ def _check_lengths(name: str, module: nn.Module) -> None:
         expected: tuple[int, ...] = (own.out_features, own.in_features)
     elif isinstance(module, nn.modules.conv._ConvNd):
         if own.groups < 1 or own.in_channels % own.groups or own.out_channels % own.groups:
-            raise ValueError(f"{name}: {own.groups} groups of {own.in_channels} and {own.out_channels} channels")
+            raise ValueError(
+                f"{name}: {own.in_channels} and {own.out_channels} channels cannot be divided into {own.groups} groups"
+            )
         first, second = (own.in_channels, own.out_channels) if own.transposed else (own.out_channels, own.in_channels)
         expected = (first, second // own.groups, *own.kernel_size)
     else:
         return
     if tuple(weight.shape) != expected:
-        raise ValueError(f"{name}: a weight of shape {tuple(weight.shape)}, where its lengths say {expected}")
+        raise ValueError(f"{name}: the weight has shape {tuple(weight.shape)}, but its attributes imply {expected}")
 
 
 def take_attributes(model: nn.Module, surgery: dict[str, Any]) -> None:

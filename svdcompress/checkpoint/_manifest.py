@@ -22,7 +22,7 @@ LONGEST = 2**26
 def _a_number(value: float) -> float:
     """Accept infinity, a limit that nothing reaches, but not NaN."""
     if value != value:
-        raise ValueError("NaN is no limit")
+        raise ValueError("NaN is not a limit")
     return value
 
 

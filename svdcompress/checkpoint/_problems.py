@@ -54,10 +54,10 @@ def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, T
         if name not in modules or any(not hasattr(modules[name], key) for key in attributes):
             yield f"{name or 'the model'}: lacks one of the attributes {sorted(attributes)}"
         elif any(not _like(getattr(modules[name], key), value) for key, value in attributes.items()):
-            yield f"{name or 'the model'}: attributes {attributes} are no lengths as the model has them"
+            yield f"{name or 'the model'}: attributes {attributes} must be integers, as many as in the model"
     for name in manifest["surgery"].get("kept", {}):
         if name not in modules:
-            yield f"{name}: no module of the model, some of whose channels are kept"
+            yield f"{name}: the file keeps some of its channels, but the model has no such module"
     state = model.state_dict(keep_vars=True)
     yield from _name_problems(state, manifest, tensors, shapes)
     for name in sorted(set(state) & set(tensors)):
@@ -68,7 +68,7 @@ def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, T
     for name, value in state.items():
         other = kept.setdefault(id(value), name) if isinstance(value, Tensor) else name
         if other != name and name in tensors and other in tensors and not _equal(tensors[name], tensors[other]):
-            yield f"{name}: one tensor with {other} in the model, another in the file"
+            yield f"{name}: shares a tensor with {other} in the model, but not in the file"
 
 
 def _like(own: Any, stored: Any) -> bool:
@@ -83,8 +83,8 @@ def _layer_problem(name: str, layer: dict[str, Any], modules: Mapping[str, nn.Mo
     module = modules.get(name)
     if layer["class"] not in {kind.__name__ for kind in VARIATIONAL_CLASSES.values()}:
         yield (
-            f"{name}: unknown layer class {layer['class']!r}; a class of your own has to stand in "
-            "svdcompress.layers.VARIATIONAL_CLASSES before its file is loaded"
+            f"{name}: unknown layer class {layer['class']!r}; a class of your own must be in "
+            "svdcompress.layers.VARIATIONAL_CLASSES before you load its file"
         )
     elif module is None or _class_of(module) != layer["class"]:
         found = type(modules[name]).__name__ if name in modules else "no such layer"
@@ -163,11 +163,11 @@ def _value_problem(name: str, stored: Tensor, own: Any) -> Iterator[str]:
     Infinities are accepted where the model's own tensor has the same ones, as in a causal mask.
     """
     if stored.is_complex() or (stored.is_floating_point() and stored.dtype not in FLOATS):
-        yield f"{name}: {stored.dtype}, which is not read; weights are float32, float64, float16 or bfloat16"
+        yield f"{name}: {stored.dtype}, which is not supported; weights are float32, float64, float16 or bfloat16"
     elif own is None and not name.endswith("mask") and stored.dtype not in FLOATS:
         yield f"{name}: {stored.dtype}, but weights are floating-point numbers"
     elif name.endswith("mask") and own is None and stored.dtype is not torch.bool:
-        yield f"{name}: {stored.dtype}, but a mask is of {torch.bool}"
+        yield f"{name}: {stored.dtype}, but a mask must be {torch.bool}"
     elif not finite_as(stored, own):
         yield f"{name}: holds values that are not finite (NaN or infinite)"
     elif name.endswith("bias_sigma2") and own is None and bool((stored < 0).any()):

@@ -55,7 +55,9 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         if not isinstance(value, Tensor):
             raise CheckpointError(f"{name}: holds a {type(value).__name__}, which only a pickle could save")
         if value.layout != torch.strided:
-            raise CheckpointError(f"{name}: a sparse tensor, which no such file holds; save the model that to_sparse was given")
+            raise CheckpointError(
+                f"{name}: a sparse tensor, which such a file cannot hold; save the model that was passed to to_sparse"
+            )
         if id(value) in first:
             ties[name] = first[id(value)]
         else:

@@ -62,7 +62,7 @@ def bench(
     paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}
     if not paths:
         raise UsageError(f"{run} holds no ONNX files (its recipe has export.onnx: false)")
-    with short_of_memory(f"lower --batch (here {', '.join(map(str, batch))}), or take another --device"):
+    with short_of_memory(f"lower --batch (here {', '.join(map(str, batch))}), or use another --device"):
         found = _measured(opened, paths, batch, place, samples, threads, seconds)
     if json:
         print_json(found)

@@ -76,7 +76,7 @@ def command(work: Function) -> Function:
             if kwargs.get("debug"):
                 err_console().print_exception()
             elif out_of_memory(error):
-                _say("error: out of memory: take a machine or device with more")
+                _say("error: out of memory: use a machine or device with more")
             else:
                 _say(f"error: {type(error).__name__}: {error} (this is a bug: please report it; --debug shows where)")
             raise typer.Exit(ModelError.exit_code if out_of_memory(error) else 1) from None
@@ -143,7 +143,9 @@ def announce_code(folder: Path, code: dict[str, str]) -> None:
     """Print which code named by a folder's files runs because of --trust-code."""
     if code:
         named = ", ".join(f"{name} ({field})" for field, name in code.items())
-        err_console().print(f"--trust-code: runs what {folder} names: {named}", markup=False, highlight=False, soft_wrap=True)
+        err_console().print(
+            f"--trust-code: running the code that {folder} names: {named}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def made_folder(folder: Path, option: str = "--out") -> Path:

@@ -74,7 +74,7 @@ def sweep(
         raise UsageError("--grid is missing: name a field and its values, as in --grid train.beta.final=0.1,0.3,1")
     base = settings.resolved(seed=seed, device=device)
     if base.experiment is not None:
-        raise UsageError("sweep: an experiment has no figures of size; name a recipe of a model and data")
+        raise UsageError("sweep: an experiment has no size figures; name a recipe with a model and data")
     combinations = [list(zip([name for name, _ in fields], values, strict=True)) for values in
                     itertools.product(*(values for _, values in fields))]  # fmt: skip
     console = err_console()
@@ -135,7 +135,7 @@ def _check_same(stored: Any, given: Any, folder: Path) -> None:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise UsageError(
             f"--out: {folder} holds a run with other settings than these: {'; '.join(found[:SHOWN])}{more}. Give the "
-            "settings of that run, or another --out, or move the folder away to run it anew"
+            "settings of that run, or another --out, or move the folder away to run it again"
         )
 
 
@@ -177,7 +177,7 @@ def _check_files(picture: Path | None, html: Path | None) -> None:
 
 def _check_measure(measure: str) -> None:
     if measure not in MEASURES:
-        raise UsageError(f"--measure: {measure!r} is none of {', '.join(MEASURES)}")
+        raise UsageError(f"--measure: {measure!r} is not one of {', '.join(MEASURES)}")
 
 
 def _show(

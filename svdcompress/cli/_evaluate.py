@@ -91,7 +91,7 @@ def evaluate(
     wanted = Wanted(samples, seed, members, magnitude, laplace, shift, str(place), batch)
     console = err_console()
     others = _others(outside, opened.data, batch)
-    advice = f"lower --batch (here {batch}), or take another --device"
+    advice = f"lower --batch (here {batch}), or use another --device"
     with Bars(console, quiet=json) as bars, short_of_memory(advice):
         say = lambda line: None if json else console.print(line, style="dim", markup=False, highlight=False)  # noqa: E731
         result = evaluate_run(opened, wanted, elsewhere=others, bars=bars, say=say)
@@ -149,7 +149,9 @@ def _tell_differences(console: Any, result: Mapping[str, Any]) -> None:
     rows = [row for row in result["contenders"] if row["name"] != result["reference"]]
     if not rows:
         return
-    console.print(f"\nless {result['reference']}, with 95% intervals (bootstrap over the test inputs)\n", highlight=False)
+    console.print(
+        f"\ndifference from {result['reference']}, with 95% intervals (bootstrap over the test inputs)\n", highlight=False
+    )
     names = list(rows[0]["difference"])
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")

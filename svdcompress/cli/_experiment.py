@@ -31,7 +31,7 @@ def experiment(
 
     assert made.experiment is not None
     if resume:
-        raise UsageError(f"the experiment {made.experiment.name} takes minutes and starts anew each time: leave out --resume")
+        raise UsageError(f"the experiment {made.experiment.name} takes minutes and starts over each time: leave out --resume")
     experiments.check(made, given)
     if dry_run:
         found = experiments.outline(made)
@@ -53,6 +53,6 @@ def _show(found: dict[str, Any], folder: Path, console: Console) -> None:
     data = f"data {found['data']}" if found["data"] else "data of its own"
     console.print(f"\n{data}, seed {found['seed']}, on {found['device']}", highlight=False)
     console.print(
-        f"It trains its nets, compares them and draws: report.html, report.json, recipe.yaml and pictures in {folder}/",
+        f"It trains its nets, compares them and writes report.html, report.json, recipe.yaml and pictures to {folder}/",
         highlight=False,
     )

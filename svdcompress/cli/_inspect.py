@@ -74,7 +74,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
     console.print(plan_table(entries) if data is None else _layers_table(found["plan"]))
     if data is None:
         console.print(
-            "\nWith --data also: the cost of one example, layers whose weight is read directly, and units that can be removed."
+            "\nWith --data also shown: cost per example, layers whose weight is read directly, and units that can be removed."
         )
     elif found["pruning"].get("groups"):
         console.print()

@@ -78,7 +78,7 @@ def pack(
     each = ", ".join(f"{name.removesuffix('.weight')} {count}" for name, count in bits.items())
     told += f"; bits: {shortened(each)}" if bits else ""
     if packed.missing:
-        told += f"; in eight bits: {shortened(', '.join(packed.missing))}, of which {src.name} has no weight by that name"
+        told += f"; in eight bits: {shortened(', '.join(packed.missing))}, for which {src.name} has no weight of that name"
     out_console().print(f"{path}: {packed.bytes:,} bytes{ratio}{told}", highlight=False)
 
 
@@ -94,9 +94,9 @@ def _figures(opened: Any, path: Path, src: Path) -> dict[str, Any]:
 
 
 def unpack(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive of svdc pack.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive made by svdc pack.")],
     out: Annotated[Path | None, typer.Option(help="The ONNX file to write (FILE with .onnx).")] = None,
-    most: Annotated[int, typer.Option(metavar="MB", help="Megabytes that it may come to.")] = 2000,
+    most: Annotated[int, typer.Option(metavar="MB", help="Most megabytes that it may expand to.")] = 2000,
     compact: Annotated[bool, typer.Option("--compact", help="Without zeros; they come back as the file is loaded.")] = False,
     json: Json = False,
     debug: Debug = False,

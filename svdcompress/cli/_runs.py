@@ -26,7 +26,7 @@ from svdcompress.cli._common import (
 from svdcompress.errors import OutputError, UsageError, shortened
 
 BY_MEAN = (
-    "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws all the same "
+    "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws anyway "
     "(mutual information needs draws)"
 )
 PRECISIONS = ("none", "auto", "int8", "int4", "float16")
@@ -62,8 +62,8 @@ def export(
         raise UsageError("--noise needs --monte-carlo: a deterministic file draws nothing")
     if monte_carlo and precision in ("int8", "int4", "auto"):
         raise UsageError(
-            f"--precision {precision}: a Monte-Carlo file stays in floating point, as integers distort what its draws say of "
-            "certainty; float16 it can be stored in"
+            f"--precision {precision}: a Monte-Carlo file stays in floating point, as integers distort what its draws say "
+            "about certainty; use float16, in which it can be stored"
         )
     opened = opened_run(run, trust_code, model)
     if out.exists():
@@ -92,7 +92,7 @@ def export(
     if compact or precision != "none":
         written, told = reduced(opened, out, precision, compact)
     if precision == "int4" and opset < FEW_BITS_OPSET:
-        told += f"; of opset {FEW_BITS_OPSET}, as {opset} has no numbers of four bits"
+        told += f"; in opset {FEW_BITS_OPSET}, because opset {opset} has no 4-bit types"
     if json:
         print_json(written.to_dict())
         return
@@ -183,7 +183,7 @@ def _promises(told: dict[str, Any]) -> list[str]:
     """What was promised about the predictions, in words."""
     lines = []
     if found := told.get("not_promised"):
-        lines.append(f"[yellow]warning:[/] not promised of these predictions, though the recipe asks for it: {found}")
+        lines.append(f"[yellow]warning:[/] not promised for these predictions, though the recipe asks for it: {found}")
     if found := told.get("answer_above"):
         lines.append(
             f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "
@@ -192,7 +192,7 @@ def _promises(told: dict[str, Any]) -> list[str]:
         )
     if found := told.get("coverage"):
         sets = found["kind"] == "sets"
-        size = f"{found['mean_size']:.3g} classes a set" if sets else f"{_width(found['width'])} deviations each way"
+        size = f"{found['mean_size']:.3g} classes per set" if sets else f"{_width(found['width'])} deviations each way"
         lines.append(
             f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ({found['examples']:,} "
             f"examples); {size} on average"

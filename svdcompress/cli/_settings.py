@@ -50,7 +50,7 @@ Model = Annotated[
 ModelArg = Annotated[
     list[str],
     typer.Option(
-        metavar="KEY=VALUE", help="An argument for the model's factory, beside those of the recipe.", rich_help_panel=MODEL
+        metavar="KEY=VALUE", help="An argument for the model's factory, besides those of the recipe.", rich_help_panel=MODEL
     ),
 ]
 Weights = Annotated[
@@ -83,7 +83,7 @@ DataName = Annotated[
 DataArg = Annotated[
     list[str],
     typer.Option(
-        metavar="KEY=VALUE", help="An argument for the data's factory, beside those of the recipe.", rich_help_panel=DATA
+        metavar="KEY=VALUE", help="An argument for the data's factory, besides those of the recipe.", rich_help_panel=DATA
     ),
 ]
 Target = Annotated[

@@ -67,8 +67,8 @@ def sparsify(
     trials: Annotated[
         int | None,
         typer.Option(
-            help="Models to try, at most; if not set, what 3 times the epochs of one run allow, and the best one recovers on "
-            "with the rest.",
+            help="Models to try, at most; if not set, what 3 times the epochs of one run allow, and the best one recovers "
+            "further with the rest.",
             rich_help_panel=s.SEARCH,
         ),
     ] = None,
@@ -137,7 +137,7 @@ def sparsify(
     Continue a stopped run with: svdc sparsify --resume --out FOLDER
     """
     if resume and (out is None or dry_run):
-        raise UsageError("--resume needs --out FOLDER, the folder of the stopped run, and goes without --dry-run")
+        raise UsageError("--resume needs --out FOLDER, the folder of the stopped run, and excludes --dry-run")
     recipe = settings.recipe
     source = str(out) if resume and recipe is None and out is not None and (out / "recipe.yaml").is_file() else recipe
     if resume and source is None and out is not None:
@@ -206,11 +206,13 @@ def _check_search(made: Recipe, given: dict[str, Any]) -> None:
 
     named = [f"--{name}" for name, value in given.items() if value is not None]
     if named and not made.search.wanted:
-        told = f"{', '.join(named[:-1])} and {named[-1]} go" if named[1:] else f"{named[0]} goes"
-        raise UsageError(f"{told} with --max-drop, --max-error or --goal: without one of them nothing is searched for")
+        told = f"{', '.join(named[:-1])} and {named[-1]} need" if named[1:] else f"{named[0]} needs"
+        raise UsageError(f"{told} --max-drop, --max-error or --goal: without one of them there is no search")
     goal = made.search.goal
     if given["latency-command"] is not None and "latency" not in (made.search.objective, goal and parse_goal(goal).measure):
-        raise UsageError("--latency-command goes with --goal latency=... or --objective latency: else no latency is asked for")
+        raise UsageError(
+            "--latency-command needs --goal latency=... or --objective latency: otherwise no latency is searched for"
+        )
 
 
 def _check_code(made: Recipe, folder: Path, given: list[str], trust_code: bool) -> None:
@@ -259,7 +261,8 @@ def show_estimate(found: Any, made: Recipe, console: Console) -> None:
         console.print(f"a search: at most {shown[0]} {where} (--trials)", highlight=False)
         if made.search.trials is None and made.recover.epochs:
             console.print(
-                "  the best of them recovers on, with what may be left of three times the epochs of one run", highlight=False
+                "  the best of them recovers further, with what may be left of three times the epochs of one run",
+                highlight=False,
             )
     counted = "train and recover are counted" if made.train.shrink is not None else "recover is counted"
     console.print(f"{counted} at full size, an upper bound: units that are removed on the way save time", highlight=False)

@@ -41,7 +41,7 @@ def verify(
         console.print(f"\n{passed} as stored, {len(found.failed)} failed, {len(found.skipped)} not checked", highlight=False)
     if found.failed:
         files = ", ".join(dict.fromkeys(check.file for check in found.failed))
-        raise VerifyError(f"{run} is not what its report says: {files}")
+        raise VerifyError(f"{run} does not match its report: {files}")
 
 
 def _table(checks: list[Any]) -> Table:

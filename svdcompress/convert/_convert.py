@@ -140,8 +140,8 @@ def _check_unwrapped(model: nn.Module) -> None:
         if found:
             where = f" ({name})" if name else ""
             raise ModelError(
-                f"the model is wrapped in {found.pop()}{where}, which would leave the new log_sigma2 out, so that each rank "
-                "trains its own: call svdcompress.convert(model) first, and wrap it afterwards"
+                f"the model is wrapped in {found.pop()}{where}, which would leave the new log_sigma2 out, so each rank would "
+                "train its own: call svdcompress.convert(model) first, and wrap it afterwards"
             )
 
 
@@ -156,7 +156,7 @@ def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> No
         dtype = str(trained[0][1]).removeprefix("torch.")
         names = ", ".join(name or "the model itself" for name, _ in trained[:4])
         warnings.warn(
-            f"log variances cannot be trained in {dtype}, in which steps of an optimizer round away ({names}"
+            f"log variances cannot be trained in {dtype}, where optimizer steps are lost to rounding ({names}"
             f"{' ...' if len(trained) > 4 else ''}): keep them in float32, as svdcompress.convert(model.float()) does, and "
             "train under torch.autocast",
             stacklevel=stacklevel,
@@ -174,8 +174,9 @@ def _warn_of_small_weights(layers: list[tuple[str, Any]], stacklevel: int) -> No
     if small:
         names = ", ".join(f"{name or 'the model itself'} {size:.1g}" for name, size in list(small.items())[:4])
         warnings.warn(
-            f"weights this small are taken for noise: relevance and KL add 1e-8 to their squares (root mean squares: {names}"
-            f"{' ...' if len(small) > 4 else ''}). Inputs far above 1 are the usual reason: divide them, and multiply these",
+            "weights this small are taken for noise: relevance and KL add 1e-8 to their squares (root mean squares: "
+            f"{names}{' ...' if len(small) > 4 else ''}). Inputs far above 1 are the usual reason: scale the inputs down and "
+            "the weights up",
             stacklevel=stacklevel,
         )
 
@@ -187,9 +188,9 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
             if getattr(layer, key) != wanted:
                 found = f"{key}={_shown(getattr(layer, key))}"
                 raise ModelError(
-                    f"{name or type(layer).__name__} is variational already, with {found}; another conversion does not make it "
-                    f"{_shown(wanted)}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or begin with "
-                    "svdcompress.to_dense(model)"
+                    f"{name or type(layer).__name__} is already variational, with {found}; converting it again does not change "
+                    f"this to {_shown(wanted)}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or start "
+                    "from svdcompress.to_dense(model)"
                 )
 
 
@@ -201,9 +202,9 @@ def _check_start(layers: Iterable[tuple[str, Any]], log_sigma2: float) -> None:
         start = layer.log_sigma2.detach().float()
         if not torch.allclose(start, torch.full_like(start, log_sigma2), rtol=0.01, atol=1e-6):  # as near as bfloat16 comes
             raise ModelError(
-                f"{name or type(layer).__name__} is variational already, with log variances that start at {start.mean():g}; "
-                f"another conversion does not make them start at {log_sigma2:g}: set layer.log_sigma2.data yourself, leave the "
-                "layer out (exclude, filter_fn), or begin with svdcompress.to_dense(model)"
+                f"{name or type(layer).__name__} is already variational, with log variances that start at {start.mean():g}; "
+                f"converting it again does not make them start at {log_sigma2:g}: set layer.log_sigma2.data yourself, leave "
+                "the layer out (exclude, filter_fn), or start from svdcompress.to_dense(model)"
             )
 
 

@@ -103,7 +103,7 @@ def fold_like(module: nn.Module, how: str, bias: bool) -> None:
         _become_plain(module, weight, (weight.new_zeros(0) if old is None else old) if bias else None)
         _own_tensors(module, weight.requires_grad)
     elif known_class(type(module)) is None or getattr(module, MARK, how) != how:
-        raise ValueError(f"{type(module).__name__} is no layer that was made plain ({how})")
+        raise ValueError(f"{type(module).__name__} is not a folded layer ({how})")
     setattr(module, MARK, how)
 
 

@@ -22,7 +22,7 @@ DERIVED = ("keep", "fold")
 """What to do with layers whose weight is computed in each forward pass: leave them as they are, or make them plain."""
 
 
-FOLD = "derived='fold' (convert.derived: fold) computes it once and makes a plain layer of it, exact in eval()"
+FOLD = "derived='fold' (convert.derived: fold) computes it once and turns the layer into a plain one, exact in eval()"
 
 
 ALREADY = "already converted"
@@ -96,7 +96,7 @@ def entries(
         if module in reasons:
             reason = reasons[module]
             if name != aliases[module][0]:
-                reason = f"shared with another module: it is {aliases[module][0]!r} too"
+                reason = f"shared with another module: it is also {aliases[module][0]!r}"
             note = f"made plain first: its weight comes from {rules.folded[module]}" if module in rules.folded else ""
             entry = PlanEntry(name, type(module).__name__, not reason, reason, _numbers(module), "" if reason else note)
             found.append((entry, module))
@@ -160,7 +160,7 @@ class _Rules:
             for pattern in patterns:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     known = ", ".join([n for n in names if n][:12])
-                    raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; there are {known} ...")
+                    raise ModelError(f"{field}: {pattern!r} matches no module of {type(model).__name__}; it has {known} ...")
         self.attention = tuple(n for n, module in model.named_modules() if isinstance(module, nn.MultiheadAttention))
 
     def why_not(self, names: list[str], module: nn.Module) -> str:
@@ -169,11 +169,11 @@ class _Rules:
             return self._excluded(names, module) or ALREADY
         inside = next((p for p in self.attention for n in names if n != p and n.startswith(f"{p}." if p else "")), None)
         if inside is not None:
-            return f"inside MultiheadAttention {inside!r}, which reads its weights past its layers"
+            return f"inside MultiheadAttention {inside!r}, which reads the weights of its layers directly"
         if isinstance(module, LazyModuleMixin):
             return "lazy: run the model once first"
         if isinstance(module, parametrize.ParametrizationList):
-            return f"the tensors that the weight of a parametrised layer comes from: {type(module).__name__}"
+            return f"the tensors that the weight of a parametrized layer comes from: {type(module).__name__}"
         reason = self._nature(module) or self._excluded(names, module)
         if reason:
             self.folded.pop(module, None)
@@ -187,7 +187,7 @@ class _Rules:
         if parametrize.is_parametrized(module):
             if self.fold and how:
                 return ""
-            return f"parametrised (torch.nn.utils.parametrize): {FOLD if how else 'remove the parametrisation first'}"
+            return f"parametrized (torch.nn.utils.parametrize): {FOLD if how else 'remove the parametrization first'}"
         if "weight_g" in module._parameters or "weight_orig" in module._parameters:
             if self.fold and how:
                 return ""
@@ -197,13 +197,13 @@ class _Rules:
         kind = type(module)
         known = known_class(kind)
         if known is not None and (own := changes(kind)):
-            return f"a {known.__name__} with {' and '.join(own)} of its own: {kind.__name__}"
+            return f"a {known.__name__} with its own {' and '.join(own)}: {kind.__name__}"
         if known is not None and (taken := clashes(module)):
-            return f"has {' and '.join(taken)} of its own, which a variational layer needs for itself: {kind.__name__}"
+            return f"has its own {' and '.join(taken)}, which a variational layer needs for itself: {kind.__name__}"
         if known is None or variational_class(kind) is None:
             return f"not a type that is converted: {kind.__name__}"
         if "forward" in vars(module):
-            return "its forward was replaced on the object itself, where nothing else would be called"
+            return "its forward method was replaced on the instance, so a variational one would never be called"
         return ""
 
     def _excluded(self, names: list[str], module: nn.Module) -> str:

@@ -28,9 +28,7 @@ SHAPE_ALONE = frozenset(
 )
 """Operators that do not use the values of their argument, or only return an alias of it."""
 
-PAST_CURE = (
-    "Name it in convert's exclude, or give convert the example_inputs, by which it finds such layers before any training"
-)
+PAST_CURE = "Name it in convert's exclude, or pass example_inputs to convert, which then finds such layers before training"
 
 Key = tuple[int, int]
 
@@ -50,7 +48,7 @@ class Reads:
     def reason(self, name: str) -> str:
         """Why a layer whose weight is read past it is left alone."""
         by = f"{self.past[name]!r}" if self.past[name] else "the model itself"
-        return f"its weight is read past it, by {by}, where neither a mask nor noise would be seen"
+        return f"its weight is read directly by {by}, which bypasses the layer's mask and noise"
 
 
 def watch(model: nn.Module, inputs: Any, layers: Sequence[tuple[str, nn.Module]], train: bool = False) -> Reads:

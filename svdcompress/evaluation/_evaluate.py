@@ -63,7 +63,7 @@ def evaluate_run(
     Raises UsageError for an ensemble of one, and what training and predicting raise.
     """
     if wanted.members == 1 or wanted.members < 0:
-        raise UsageError(f"members: {wanted.members}; an ensemble has two or more (0: none)")
+        raise UsageError(f"members: {wanted.members}; an ensemble needs two or more (0: no ensemble)")
     notes: list[str] = []
 
     def note(line: str) -> None:
@@ -81,7 +81,7 @@ def evaluate_run(
     mixed, shape = _mixed(data.test, wanted.batch, SHIFTED), opened.preprocessing.get("input_shape")
     shifted = shifts(mixed, wanted.seed, SHIFTED, shape) if wanted.shift else {}
     if wanted.shift and not shifted:
-        note("shift: nothing is known of these inputs that could go bad by degrees: images, columns of numbers, token ids")
+        note("shift: these inputs cannot be corrupted gradually; supported are images, columns of numbers and token ids")
     found = compare(
         dense,
         sparse,
@@ -141,7 +141,7 @@ def _pruned(opened: OpenRun, wanted: Wanted, bars: Bars | None, say: Say, note: 
         note(f"left out: magnitude pruning: {error}")
         return []
     if wanted.magnitude is None and took > SOON and not ready:
-        note(f"left out: magnitude pruning, whose training takes about {took / 2:.0f} s: --magnitude")
+        note(f"left out: magnitude pruning, whose training takes about {took / 2:.0f} s; --magnitude includes it")
         return []
     if not ready:
         say(f"magnitude pruning: training {opened.recipe.train.epochs} + {_magnitude.recovery(opened).epochs} epochs")

@@ -59,7 +59,7 @@ def last_layer_laplace(
     except ImportError as error:
         raise DependencyError(f"{NAME}: laplace-torch is not installed (pip install laplace-torch)") from error
     if likelihood.name not in TASKS or likelihood.dim != 1:
-        raise ModelError(f"{NAME}: laplace-torch takes {' and '.join(TASKS)} with one answer an input, not {likelihood.name}")
+        raise ModelError(f"{NAME}: laplace-torch takes {' and '.join(TASKS)} with one answer per input, not {likelihood.name}")
     device = next(dense.parameters()).device
     try:
         values = likelihood.name == "regression"
@@ -73,7 +73,7 @@ def last_layer_laplace(
             model.optimize_prior_precision(method="marglik")
     except Exception as error:  # whatever it raises for a model that it does not know
         reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{NAME}: laplace-torch does not take the model ({type(error).__name__}: {reason})") from error
+        raise ModelError(f"{NAME}: laplace-torch cannot handle the model ({type(error).__name__}: {reason})") from error
     if values:
         return Contender(NAME, lambda inputs: _values(model, inputs, device), about=ABOUT)
     generator = torch.Generator(device).manual_seed(seed)

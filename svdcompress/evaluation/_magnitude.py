@@ -25,7 +25,8 @@ def about(opened: OpenRun) -> str:
     train, recover = opened.recipe.train.epochs, recovery(opened).epochs
     return (
         f"gradual global magnitude pruning of the dense network to {_kept_weights(opened):,} weights (Zhu & Gupta 2018), in "
-        f"{train} + {recover} epochs by the recipe's sections train and recover, without the KL; one plan of learning rates"
+        f"{train} + {recover} epochs with the recipe's sections train and recover, but without the KL and with a single "
+        "learning rate schedule"
     )
 
 
@@ -115,7 +116,7 @@ def _layers(model: nn.Module, names: list[str]) -> list[Any]:
             raise ModelError(f"the dense model has no layer {name}, which the run converted") from error
         weight = layer._parameters.get("weight")
         if weight is None:
-            raise ModelError(f"the weight of {name} is computed in each forward pass, and cannot be pruned as it is")
+            raise ModelError(f"the weight of {name} is computed in each forward pass, so it cannot be pruned as it is")
         found.setdefault(id(weight), layer)
     return list(found.values())
 

@@ -43,8 +43,8 @@ def ensemble_members(
     found = [dense] if own else []
     if not own:
         note(
-            "deep ensemble: the run's dense weights were given, so that none of the members is the run's own network; all are "
-            f"trained by the recipe's section dense ({recipe.dense.epochs} epochs)"
+            "deep ensemble: the run's dense weights were given, so the run's own network is not a member; all members are "
+            f"trained with the recipe's section dense ({recipe.dense.epochs} epochs)"
         )
     for number in range(len(found), members):
         seed = (recipe.seed + STEP * (number + (not own))) % 2**32
@@ -57,7 +57,7 @@ def ensemble_members(
     if _same_start(opened, found[-1]):
         note(
             "deep ensemble: the model's factory gives the same weights whatever the seed (does it call torch.manual_seed?); "
-            "the members differ by the order of the data alone, and will agree more than those of a deep ensemble should"
+            "the members differ only in the order of the data, and will agree more than those of a deep ensemble should"
         )
     return found
 

@@ -15,7 +15,7 @@ DENSEST = 0.5
 """Share of non-zero weights above which a layer is not timed: break-even is near 10% with one row, 25% with 64
 (benchmarks/results/sparse_execution.md)."""
 
-DENSE = f"more than {100 * DENSEST:g}% of its weights are not 0, far above where sparse products pay"
+DENSE = f"more than {100 * DENSEST:g}% of its weights are not 0, far above the share at which sparse products pay off"
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -41,7 +41,11 @@ def why_not(model: nn.Module, example_inputs: Any, densities: Mapping[str, float
     rest = [(name, layer) for name, layer in layers.items() if not reasons[name]]
     past = read_past(model, example_inputs, rest).past
     for name, by in past.items():
-        reasons[name] = f"its weight is read past it, by {by!r}" if by else "its weight is read past it, by the model itself"
+        reasons[name] = (
+            f"its weight is read directly by {by!r}, bypassing the layer"
+            if by
+            else "its weight is read directly by the model itself, bypassing the layer"
+        )
     return {name: reason for name, reason in reasons.items() if reason}
 
 
@@ -50,17 +54,17 @@ def _nature(
 ) -> str:
     weight = layer._parameters.get("weight")
     if type(layer) is not nn.Linear:
-        return f"a Linear of a class of its own: {type(layer).__name__}"
+        return f"a subclass of Linear: {type(layer).__name__}"
     if weight is None:
-        return "its weight is computed in each forward: svdcompress.fold_derived_weights makes a plain layer of it"
+        return "its weight is computed in each forward pass: svdcompress.fold_derived_weights turns it into a plain layer"
     if "forward" in vars(layer):
-        return "its forward was replaced on the object itself"
+        return "its forward method was replaced on the instance"
     if type(weight) is not nn.Parameter or weight.layout != torch.strided:
-        return f"its weight is no plain tensor: {type(weight).__name__}, {weight.layout}"
+        return f"its weight is not a plain tensor: {type(weight).__name__}, {weight.layout}"
     if len(names[layer]) > 1:
-        return f"shared: it is {names[layer][1]!r} too"
+        return f"shared: it is also {names[layer][1]!r}"
     if len(owners[id(weight)]) > 1:
-        return f"its weight is shared: it is {next(other for other in owners[id(weight)] if other != name)!r}'s too"
+        return f"its weight is shared with {next(other for other in owners[id(weight)] if other != name)!r}"
     if share is None or share > DENSEST:
         return f"not timed: {DENSE}" if share else "it has no weights"
     return ""

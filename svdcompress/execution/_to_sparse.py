@@ -74,7 +74,7 @@ def to_sparse(model: nn.Module, example_inputs: Any, *, at_least: float = 1.1) -
 def chosen(model: nn.Module, example_inputs: Any, at_least: float, measure: Measure) -> nn.Module:
     """`to_sparse` with a given timing function, and without its warning."""
     if not isinstance(at_least, int | float) or not at_least >= 1:
-        raise UsageError(f"at_least: {at_least!r} is not 1 or more; below 1, layers that are slower would be sparse")
+        raise UsageError(f"at_least: {at_least!r} is not 1 or more; below 1, slower layers would be made sparse")
     dense = _mean(model)
     entries = _looked_at(dense, example_inputs, at_least, measure)
     sparse = _assembled(dense, [entry.name for entry in entries if entry.used])
@@ -92,7 +92,7 @@ def _mean(model: nn.Module) -> nn.Module:
     try:
         dense = dense_copy(model)
     except Exception as error:  # whatever the user's classes raise
-        raise ModelError(f"{type(model).__name__} can't be copied, and to_sparse returns a copy ({error})") from error
+        raise ModelError(f"{type(model).__name__} cannot be copied, but to_sparse returns a copy ({error})") from error
     return dense.eval().requires_grad_(False)
 
 
@@ -135,7 +135,7 @@ class _Watched:
 def _measured(entry: SparseEntry, layer: Any, x: Tensor, output: Tensor, at_least: float, measure: Measure) -> SparseEntry:
     work = entry.rows * layer.weight.numel()
     if work < LEAST_WORK:
-        return replace(entry, reason=f"not timed: too small, {work:,} multiply-accumulates in all")
+        return replace(entry, reason=f"not timed: too small, {work:,} multiply-accumulates in total")
     try:
         sparse = _twin(layer)
         off = _off([sparse(x)], [output], LAYER_TOLERANCE)
@@ -143,12 +143,12 @@ def _measured(entry: SparseEntry, layer: Any, x: Tensor, output: Tensor, at_leas
         where = f"{str(x.dtype).removeprefix('torch.')} on {x.device.type}"
         return replace(entry, reason=f"torch has no sparse product for it ({where}): {cause(error)}")
     if off:
-        return replace(entry, reason=f"its sparse product is {off} off")
+        return replace(entry, reason=f"its sparse product differs {off}")
     # forward, not the layer itself, whose hooks would be called
     seconds = measure(lambda: layer.forward(x), lambda: sparse.forward(x), LAYER_SECONDS, x.device)
     ratio = seconds[0] / seconds[1]
     used = ratio >= at_least
-    reason = "" if used else f"{ratio:.2f} times as fast in sparse form, and at least {at_least:g} is asked for"
+    reason = "" if used else f"{ratio:.2f} times as fast in sparse form, but at least {at_least:g} is required"
     return replace(entry, dense_ms=1e3 * seconds[0], sparse_ms=1e3 * seconds[1], used=used, reason=reason)
 
 
@@ -189,13 +189,15 @@ def _problem(dense: nn.Module, sparse: nn.Module, example_inputs: Any, saved: fl
             return f"faster by itself, but the model fails with sparse layers ({cause(error)})"
         off = _off(found, expected, MODEL_TOLERANCE)
         if off:
-            return f"faster by itself, but the model's outputs are {off} off with sparse layers"
+            return f"faster by itself, but the model's outputs differ {off} with sparse layers"
         with as_it_was(dense, train=False), as_it_was(sparse, train=False):
             slow, fast = measure(run(dense), run(sparse), MODEL_SECONDS, expected[0].device)
     if slow < LEAST_GAIN * fast:
         return f"faster by itself, but the whole model is not: {1e3 * fast:.3g} ms sparse, {1e3 * slow:.3g} ms dense"
     if saved < (LEAST_GAIN - 1) * 1e3 * slow:  # then it was faster by chance
-        return f"faster by itself, but {saved:.2g} ms saved are too little of the whole model's {1e3 * slow:.3g} ms to tell"
+        return (
+            f"faster by itself, but {saved:.2g} ms saved are too small a part of the whole model's {1e3 * slow:.3g} ms to tell"
+        )
     return ""
 
 
@@ -206,11 +208,11 @@ def _tensors(output: Any) -> list[Tensor]:
 def _off(found: list[Tensor], expected: list[Tensor], tolerance: float) -> str:
     """How far outputs are off, as text (a share of their spread); "" if they agree within the tolerance."""
     if [t.shape for t in found] != [t.shape for t in expected]:
-        return "a shape"
+        return "in shape"
     for a, b in zip(found, expected, strict=True):
         if b.is_floating_point() and b.numel():
             spread = float(b.max() - b.min())
             gap = float((a - b).abs().max())
             if not gap <= tolerance * spread + ROUNDING * float(b.abs().max()):
-                return f"{gap / spread:.2g} of the outputs' spread" if spread else f"{gap:.2g}"
+                return f"by {gap / spread:.2g} of the outputs' spread" if spread else f"by {gap:.2g}"
     return ""

@@ -212,6 +212,7 @@ def _plot(found: dict[str, tuple[Tensor, Tensor]], test: Tensor, at: Tensor, con
             axis.spines[:].set_visible(False)
         axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     caption = (
-        "Vorticity of four wakes that no net has seen, and as the velocities at the circles tell it: stream from the left."
+        "Vorticity of four wakes that no net has seen, and as reconstructed from the velocities at the circles: stream from "
+        "the left."
     )
     return save(drawing, context.out / "flow.png", "A flow from a few sensors", caption)

@@ -236,7 +236,7 @@ def _plot(
     axis.set(xlabel="calibration error on the test digits", xlim=(0, 1.9 * max(calibration[name]["ece"] for name in names)))
     axis.tick_params(labelsize=8)
     caption = (
-        "One dot for each draw, in the colour of its class. Below: mutual information (MI) against the angle, and how well "
+        "One dot for each draw, in the color of its class. Below: mutual information (MI) against the angle, and how well "
         "each net is calibrated on the digits as they are."
     )
     return save(drawing, context.out / "rotated-digit.png", 'A "1" turned step by step', caption)

@@ -187,5 +187,5 @@ def _plot(dense: Vae, sparse: Vae, x: Tensor, settings: Settings, context: Conte
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
         axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    caption = "Digits, their reconstructions, and what a few of their pixels (the grey ones are unknown) tell of the rest."
+    caption = "Digits, their reconstructions, and what a few of their pixels (the gray ones are unknown) reveal about the rest."
     return save(drawing, context.out / "vae.png", "Digits by the dense and the sparse model", caption)

@@ -158,7 +158,7 @@ def added_error(model: nn.Module, bits: Mapping[str, int]) -> dict[str, float]:
 def _layers(model: nn.Module) -> Sequence[tuple[str, VariationalLayer]]:
     layers = list(variational_layers(model))
     if not layers:
-        raise UsageError("the model has no variational layers: its weights have no posterior to say what they deserve")
+        raise UsageError("the model has no variational layers: its weights have no posterior to choose bits by")
     return layers
 
 

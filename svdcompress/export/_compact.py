@@ -295,7 +295,7 @@ def _same(wanted: dict[str, np.ndarray], model: ModelProto, file: Path) -> None:
     for name, found in zip(wanted, _run(alone, file), strict=True):
         array = wanted[name]
         if found.dtype != array.dtype or not np.array_equal(found, array, equal_nan=array.dtype.kind == "f"):
-            raise ExportError(f"{file.name}: the tensor {name!r} is not what it was; please report it")
+            raise ExportError(f"{file.name}: the tensor {name!r} differs from the original; please report it")
 
 
 _OPERATORS = ("Cast", "CumSum", "ConstantOfShape", "ScatterElements", "Reshape")
@@ -311,4 +311,4 @@ def _run(model: ModelProto, file: Path) -> Any:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return session.run(None, {})
     except Exception as error:  # onnxruntime's own exceptions have no common base
-        raise ExportError(f"{file.name}: onnxruntime cannot make its tensors: {shortened(str(error))}") from error
+        raise ExportError(f"{file.name}: onnxruntime cannot compute its tensors: {shortened(str(error))}") from error

@@ -48,9 +48,9 @@ def unmask_past(reference: nn.Module, example_inputs: Any) -> None:
         return
     for name in reads.past:
         if name in reads.ran:
-            raise ExportError(f"{name}: {reads.reason(name)}, but it runs itself too, with its mask. {PAST_CURE}")
+            raise ExportError(f"{name}: {reads.reason(name)}, but the layer itself also runs, with its mask. {PAST_CURE}")
         layer: Any = reference.get_submodule(name)
         layer.mask = torch.ones_like(layer.weight, dtype=torch.bool)
     if reads.past:
         told = "; ".join(f"{name}: {reads.reason(name)}" for name in list(reads.past)[:4]) + " ..." * (len(reads.past) > 4)
-        warnings.warn(f"the file has all weights of layers whose masks do nothing: {told}. {PAST_CURE}", stacklevel=3)
+        warnings.warn(f"the file contains all weights of layers whose masks have no effect: {told}. {PAST_CURE}", stacklevel=3)

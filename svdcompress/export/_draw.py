@@ -49,7 +49,8 @@ class DrawModule(nn.Module):
                 sums = self.statistics.of_draw(self.signature.call(self.model, tensors))
             if any(total.shape[:1] != (batch,) for total in sums):
                 raise ExportError(
-                    f"monte_carlo: the output has the shape {tuple(sums[0].shape)} for {batch} rows; the batch goes first"
+                    f"monte_carlo: the output has the shape {tuple(sums[0].shape)} for {batch} rows; the first dimension must "
+                    "be the batch"
                 )
             shapes.append([total.shape[1:] for total in sums])
 

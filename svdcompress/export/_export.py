@@ -166,7 +166,7 @@ def check_parity(
 def _check_dense(model: nn.Module) -> None:
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, Tensor) and value.layout != torch.strided:
-            raise ExportError(f"{name}: a sparse tensor, which ONNX cannot hold; export the model that to_sparse was given")
+            raise ExportError(f"{name}: a sparse tensor, which ONNX cannot hold; export the model that was passed to to_sparse")
 
 
 def _check_options(monte_carlo: bool, noise: str, tau: float | None, parts: bool, opset: int) -> None:

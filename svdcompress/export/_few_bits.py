@@ -58,13 +58,15 @@ def write_few_bits(
     start, dst = time.perf_counter(), Path(dst)
     asked = list(bits.values()) if isinstance(bits, Mapping) else [bits]
     if wrong := [each for each in asked if not isinstance(each, int) or each not in FORMS]:
-        raise UsageError(f"bits: {wrong[0]!r} is none of {', '.join(map(str, FORMS))}")
+        raise UsageError(f"bits: {wrong[0]!r} is not one of {', '.join(map(str, FORMS))}")
     model = _at_opset(read(Path(src)), Path(src))
     names = {tensor.name for tensor in model.graph.initializer}
     if isinstance(bits, Mapping) and (unknown := [name for name in bits if name not in names]):
         raise UsageError(f"bits: {Path(src).name} has no weight {unknown[0]!r}; it has {', '.join(weights_of(src))}")
     if draws(model):
-        raise UsageError(f"{Path(src).name}: a Monte-Carlo file stays in floating point: steps distort its variances")
+        raise UsageError(
+            f"{Path(src).name}: a Monte-Carlo file must stay in floating point: quantization steps distort its variances"
+        )
     if compact:
         tidy(model)
     used = _round(model.graph, bits, importance or {}, compact)
@@ -158,7 +160,7 @@ def _at_opset(model: ModelProto, src: Path) -> ModelProto:
     from onnx import version_converter
 
     if model.functions or model.graph.sparse_initializer:
-        raise ExportError(f"{src.name}: has local functions or sparse initialisers, which cannot be kept here")
+        raise ExportError(f"{src.name}: has local functions or sparse initializers, which cannot be kept here")
     model.ir_version = max(model.ir_version, IR)
     if max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) >= FEW_BITS_OPSET:
         return model
@@ -166,7 +168,7 @@ def _at_opset(model: ModelProto, src: Path) -> ModelProto:
         found = version_converter.convert_version(model, FEW_BITS_OPSET)
     except Exception as error:  # one of onnx's C++ exceptions
         raise ExportError(
-            f"{src.name}: cannot be of opset {FEW_BITS_OPSET} ({shortened(str(error))}); export it with --opset "
+            f"{src.name}: cannot be converted to opset {FEW_BITS_OPSET} ({shortened(str(error))}); export it with --opset "
             f"{FEW_BITS_OPSET}"
         ) from error
     del found.graph.value_info[:]

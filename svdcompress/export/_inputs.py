@@ -83,7 +83,7 @@ class Signature:
 def _names(model: nn.Module, keys: list[int | str]) -> list[str]:
     """Names of the inputs. A wrapper that takes any arguments names the model whose arguments they are as `arguments_of`."""
     if not keys:
-        raise ExportError("example_inputs: hold no tensor")
+        raise ExportError("example_inputs: contain no tensor")
     if keys == [0]:
         return ["input"]
     try:
@@ -102,7 +102,7 @@ def _plain(tensor: Tensor) -> Tensor:
 def _batch(names: list[str], tensors: list[Tensor]) -> int:
     for name, tensor in zip(names, tensors, strict=True):
         if tensor.dim() == 0:
-            raise ExportError(f"example_inputs: {name!r} is a scalar tensor; its first dimension has to be the batch")
+            raise ExportError(f"example_inputs: {name!r} is a scalar tensor; its first dimension must be the batch")
         if tensor.shape[0] == 0:
             raise ExportError(f"example_inputs: {name!r} has a batch of 0 rows; give at least one")
         if tensor.is_floating_point() and tensor.isnan().any():
@@ -110,7 +110,7 @@ def _batch(names: list[str], tensors: list[Tensor]) -> int:
     sizes = {tensor.shape[0] for tensor in tensors}
     if len(sizes) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, tensors, strict=True))
-        raise ExportError(f"example_inputs: the first dimension has to be the batch, the same in all of them ({shapes})")
+        raise ExportError(f"example_inputs: the first dimension must be the batch, the same in all of them ({shapes})")
     return sizes.pop()
 
 

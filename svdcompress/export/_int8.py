@@ -53,7 +53,8 @@ class Int8:
         self.metadata = read_metadata(self.src)
         if self.metadata.get("kind") == "monte_carlo":
             raise UsageError(
-                f"{self.src.name}: a Monte-Carlo file stays in floating point: integers distort what its draws say of certainty"
+                f"{self.src.name}: a Monte-Carlo file must stay in floating point: integers distort the uncertainty of its "
+                "draws"
             )
         if not self.feeds:
             raise UsageError("feeds: at least one batch is needed to calibrate with")
@@ -97,7 +98,7 @@ class Int8:
         start, dst = time.perf_counter(), Path(dst)
         unknown = sorted(set(leave) - set(self.layers))
         if unknown:
-            raise UsageError(f"leave: {unknown[0]!r} is no layer of {self.src.name}; it has {', '.join(self.layers)}")
+            raise UsageError(f"leave: {unknown[0]!r} is not a layer of {self.src.name}; it has {', '.join(self.layers)}")
         raw = Path(self._folder.name) / "int8.onnx"
         more: dict[str, Any] = {}
         if "calibration_cache_path" in inspect.signature(q.quantize_static).parameters:  # onnxruntime 1.31
@@ -168,6 +169,6 @@ def _reported(src: Path, what: str) -> Iterator[None]:
             yield
     except Exception as error:  # from onnx, onnxruntime or numpy
         reason = shortened(f"{type(error).__name__}: {error}".partition("\n")[0])
-        raise ExportError(f"{src.name}: onnxruntime's quantiser cannot {what} it ({reason})") from error
+        raise ExportError(f"{src.name}: onnxruntime's quantizer cannot {what} it ({reason})") from error
     finally:
         logging.disable(disabled)

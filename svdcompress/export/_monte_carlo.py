@@ -50,7 +50,9 @@ class MonteCarlo:
         active = active_layers(reference)
         taken = {SAMPLES, NOISE, SEED} & set(signature.names)
         if taken:
-            raise ExportError(f"monte_carlo: the model has an input named {taken.pop()!r}, which the file has for itself")
+            raise ExportError(
+                f"monte_carlo: the model has an input named {taken.pop()!r}, a name that the file needs for its own input"
+            )
         self.signature, self.options = signature, options
         statistics = options.likelihood.statistics(options.parts)
         if options.further is not None:
@@ -62,7 +64,9 @@ class MonteCarlo:
         self._reference.probe()
         self._frozen.probe()
         if taken := set(Traced(self._frozen).names) & set(signature.names):
-            raise ExportError(f"monte_carlo: the model has an input named {taken.pop()!r}, as an output of the file is")
+            raise ExportError(
+                f"monte_carlo: the model has an input named {taken.pop()!r}, a name that the file needs for its own output"
+            )
         layout = [call.to_dict() for call in self._frozen.calls]
         self.metadata: dict[str, Any] = {"kind": "monte_carlo", "task": options.likelihood.name, "noise": layout}
         self.parities: dict[int, float] = {}

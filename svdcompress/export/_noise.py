@@ -118,8 +118,8 @@ def active_layers(model: nn.Module) -> list[str]:
             "there is no uncertainty to sample; export without monte_carlo"
         )
     raise ExportError(
-        f"monte_carlo: {type(model).__name__} has no variational layer and no MC dropout, so that there is no uncertainty to "
-        "sample; convert (or convert_dropout) makes such a model, and without monte_carlo a deterministic file is written"
+        f"monte_carlo: {type(model).__name__} has no variational layer and no MC dropout, so there is no uncertainty to "
+        "sample; call convert (or convert_dropout) first, or export a deterministic file without monte_carlo"
     )
 
 
@@ -222,6 +222,6 @@ def _call(asked: Asked, other: tuple[int, ...], batch: int, more: int) -> Call:
     numbers, grown = torch.Size(shape).numel(), torch.Size(other).numel()
     per_row, rest = divmod(grown - numbers, more - batch)
     if rest or len(shape) != len(other):
-        raise ExportError(f"monte_carlo: the noise of {layer!r} grows with the batch in steps: {shape} and {other}")
+        raise ExportError(f"monte_carlo: the noise of {layer!r} does not grow in proportion to the batch: {shape} and {other}")
     dims = tuple(a if a == b else None for a, b in zip(shape, other, strict=True))
     return Call(layer, of, dims, per_row, numbers - per_row * batch, posterior)

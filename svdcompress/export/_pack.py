@@ -99,12 +99,12 @@ def pack(
         raise UsageError(f"precision: {precision!r} is unknown; one of {', '.join(PRECISIONS)}")
     for name, count in (bits or {}).items():
         if not isinstance(count, int) or not 2 <= count <= 16:
-            raise UsageError(f"bits: {count!r} for {name!r} is no whole number from 2 to 16")
+            raise UsageError(f"bits: {count!r} for {name!r} is not a whole number from 2 to 16")
     model = read(src)
     if (precision == "int4" or any(count < LEAST_OF_DRAWS for count in (bits or {}).values())) and draws(model):
         raise UsageError(
-            f"{src.name}: a Monte-Carlo file keeps {LEAST_OF_DRAWS} bits or more: coarser steps distort its variances; "
-            "precision int8, or float16"
+            f"{src.name}: a Monte-Carlo file needs {LEAST_OF_DRAWS} bits or more: coarser steps distort its variances; use "
+            "precision int8 or float16"
         )
     there = {tensor.name for tensor in model.graph.initializer}
     before = len(model.SerializeToString())

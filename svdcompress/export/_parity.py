@@ -117,9 +117,7 @@ def difference(
         return 0.0
     ours, torch = ours.astype(np.float64), torch.astype(np.float64)
     if not np.isfinite(torch).any():
-        raise ExportError(
-            f"{name!r} has no finite number in PyTorch {where}, so that no file can be compared with it; {EXAMPLES}"
-        )
+        raise ExportError(f"{name!r} has no finite number in PyTorch {where}, so no file can be compared with it; {EXAMPLES}")
     same = (ours == torch) | (np.isnan(ours) & np.isnan(torch))  # infinities too
     with np.errstate(invalid="ignore"):
         gap = np.where(same, 0.0, np.abs(ours - torch))
@@ -140,4 +138,4 @@ def _size(array: np.ndarray) -> float:
 
 ADVICE = "a model whose code depends on its batch size, or that draws random numbers, cannot be exported"
 
-EXAMPLES = "give example inputs that the model answers in finite numbers"
+EXAMPLES = "give example inputs for which the model's outputs are finite"

@@ -57,9 +57,9 @@ def of_weight(importance: Mapping[str, np.ndarray], name: str, array: np.ndarray
     found = np.asarray(importance[name], np.float64)
     found = found.T if flipped else found
     if found.shape != array.shape:
-        raise UsageError(f"importance: {name!r} has the shape {found.shape}, and the weight {array.shape}")
+        raise UsageError(f"importance: {name!r} has the shape {found.shape}, but the weight has {array.shape}")
     if not np.isfinite(found).all() or (found < 0).any():
-        raise UsageError(f"importance: {name!r} has numbers below 0, or that are not finite")
+        raise UsageError(f"importance: {name!r} has numbers that are below 0 or not finite")
     return found
 
 

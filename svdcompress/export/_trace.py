@@ -76,7 +76,7 @@ def _export(module: Any, tensors: Sequence[Tensor], dynamic: Sequence[Mapping[in
         if "batch" in text and ("Constraints violated" in text or "specialized" in text):
             detail = re.search(r"^\s*- (.*)$", text, re.M)
             raise ExportError(
-                "the model depends on its batch size, which an ONNX graph would fix for ever: a branch on x.shape[0], "
+                "the model depends on its batch size, which an ONNX graph would make permanent: a branch on x.shape[0], "
                 f"int(x.shape[0]) or a reshape to a constant batch ({detail.group(1) if detail else _first_line(error)})"
             ) from error
         if type(error).__name__ == "GuardOnDataDependentSymNode":
@@ -93,7 +93,7 @@ def _check_single_row(program: torch.export.ExportedProgram, module: Traceable, 
         if traced.shape != expected.shape or not torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True):
             raise ExportError(
                 f"{name!r} of the traced model differs from PyTorch's for a batch of one row: the model branches on its batch "
-                "size or draws random numbers in eval(), which an ONNX graph would fix for ever"
+                "size or draws random numbers in eval(), which an ONNX graph would make permanent"
             )
 
 
@@ -105,7 +105,7 @@ def _first_line(error: BaseException) -> str:
 def _refuse_random(model: ir.Model) -> None:
     drawn = sorted({node.op_type for node in model.graph.all_nodes()} & RANDOM_OPS)
     if drawn:
-        raise ExportError(f"the model draws random numbers in eval() ({', '.join(drawn)}), so that no file can agree with it")
+        raise ExportError(f"the model draws random numbers in eval() ({', '.join(drawn)}), so no file can agree with it")
 
 
 def _rename_batch(model: ir.Model) -> None:

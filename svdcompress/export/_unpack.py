@@ -61,7 +61,7 @@ class _Archive:
         except OSError as error:
             raise CheckpointError(f"{self.path}: cannot be read ({error.strerror or error})") from error
         except (lzma.LZMAError, EOFError) as error:
-            self._refuse(f"damaged, or cut short ({error})")
+            self._refuse(f"damaged or truncated ({error})")
         except Exception as error:
             if type(error).__name__ == "ZstdError":
                 self._refuse(f"damaged ({shortened(str(error))})")
@@ -79,18 +79,18 @@ class _Archive:
             return io.BufferedReader(_Xz(file))
         if magic[:4] == ZSTD:
             return zstandard().ZstdDecompressor(max_window_size=MEMORY).stream_reader(file)
-        self._refuse("no archive of svdc")
+        self._refuse("not an svdc archive")
 
     def _read(self, stream: Any) -> tuple[dict[str, bytes], list[Entry], bool]:
         """The four streams, of the sizes stated in the header, the weights' entries, and whether the steps are deflated."""
         count = int.from_bytes(self._exactly(stream, 8), "little")
         if not 2 <= count <= HEADER:
-            self._refuse("no archive of svdc")
+            self._refuse("not an svdc archive")
         try:
             header = parse_json(self._exactly(stream, count))
             metadata = header.pop("__metadata__")
             if int(metadata["format"]) > FORMAT:
-                self._refuse(f"format {int(metadata['format'])}, of a newer svdcompress: update it")
+                self._refuse(f"format {int(metadata['format'])}, of a newer svdcompress: update svdcompress")
             sizes = {name: (header[name]["data_offsets"][0], header[name]["data_offsets"][1]) for name in STREAMS}
             whole = all(header[name]["dtype"] == "U8" for name in STREAMS) and set(header) == set(STREAMS)
             whole = whole and all(type(place) is int for pair in sizes.values() for place in pair)
@@ -108,12 +108,12 @@ class _Archive:
         if not whole:
             self._refuse("its header is damaged")
         if end > self.most:
-            self._refuse(f"it would come to {end:,} bytes, and {self.most:,} are allowed (--most)")
+            self._refuse(f"it would expand to {end:,} bytes; at most {self.most:,} are allowed (--most)")
         found = {name: b"" for name in STREAMS}
         for name in sorted(sizes, key=lambda name: sizes[name]):
             found[name] = self._exactly(stream, sizes[name][1] - sizes[name][0])
         if stream.read(1):
-            self._refuse("damaged: there is more in it than it says")
+            self._refuse("damaged: it is longer than its header says")
         return found, entries, bool(deflated)
 
     def _exactly(self, stream: Any, count: int) -> bytes:
@@ -121,7 +121,7 @@ class _Archive:
         while count:
             part = stream.read(min(count, 2**20))
             if not part:
-                self._refuse("cut short")
+                self._refuse("truncated")
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
@@ -136,7 +136,7 @@ class _Archive:
             raise CheckpointError(f"{self.path}: its graph is damaged") from error
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         if any(tensor.external_data or tensor.data_location for tensor in _all_tensors(model)):
-            self._refuse("its graph names files of weights outside, which an archive never does")
+            self._refuse("its graph refers to external files of weights, which an archive never does")
         total = 0
         for entry in entries:
             tensor = tensors.get(entry.name)
@@ -149,9 +149,9 @@ class _Archive:
                 self._refuse(f"its weight {shortened(entry.name, 60)!r} is damaged")
             total += 4 * size
         if total > self.most:
-            self._refuse(f"its weights would come to {total:,} bytes, and {self.most:,} are allowed (--most)")
+            self._refuse(f"its weights would expand to {total:,} bytes; at most {self.most:,} are allowed (--most)")
         if len({entry.name for entry in entries}) < len(entries):
-            self._refuse("a weight is in it twice")
+            self._refuse("it contains a weight twice")
         if deflated:
             streams["steps"] = self._inflated(streams["steps"], total // 2)
         work = _Filler({name: np.frombuffer(data, np.uint8) for name, data in streams.items()})

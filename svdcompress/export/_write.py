@@ -84,4 +84,4 @@ def _check(path: Path) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportError(f"{path.name}: onnx.checker refuses the graph: {error}") from error
     except UnicodeDecodeError as error:  # a name in a damaged file, which the checker's message would have repeated
-        raise ExportError(f"{path.name}: onnx.checker refuses the graph, which has a name that is no text") from error
+        raise ExportError(f"{path.name}: onnx.checker refuses the graph, which has a name that is not valid text") from error

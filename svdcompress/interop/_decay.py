@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 DECAYED = (
-    "weight decay pulls log_sigma2 to 0, a standard deviation of 1, whatever the data say: give the variances a group of the "
-    'optimizer without it, {"params": svdcompress.layers.variance_parameters(model), "weight_decay": 0.0}'
+    "weight decay pulls log_sigma2 to 0, a standard deviation of 1, whatever the data say: give the variances their own "
+    'optimizer group without it, {"params": svdcompress.layers.variance_parameters(model), "weight_decay": 0.0}'
 )
 """The warning for cases where a callback cannot prevent this."""
 

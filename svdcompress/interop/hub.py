@@ -58,7 +58,7 @@ class HubMixin(ModelHubMixin, library_name="svdcompress", tags=["svdcompress", "
 
         if not issubclass(cls, torch.nn.Module):
             raise ModelError(
-                f"{cls.__name__}: a class for the hub is a torch.nn.Module too: class {cls.__name__}(HubMixin, nn.Module)"
+                f"{cls.__name__}: a class for the hub must also be a torch.nn.Module: class {cls.__name__}(HubMixin, nn.Module)"
             )
         if os.path.isdir(model_id):
             path = os.path.join(model_id, FILE)

@@ -44,7 +44,7 @@ class RelevanceImportance(tp.importance.Importance):
 
     def __init__(self, sides: str = "both", weigh: Callable[[VariationalLayer], Tensor] = information) -> None:
         if sides not in ("both", "readers", "writers"):
-            raise UsageError(f"sides: {sides!r} is none of 'both', 'readers' and 'writers'")
+            raise UsageError(f"sides: {sides!r} is not one of 'both', 'readers' and 'writers'")
         self.sides, self.weigh = sides, weigh
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ def chosen(pruner: Any) -> Masks:
     model = unwrapped(pruner.model)
     if not any(True for _ in variational_layers(model)):
         raise PruneError(
-            "chosen: the pruner's model has no variational layer; call svdcompress.convert(model) before it is made"
+            "chosen: the pruner's model has no variational layer; call svdcompress.convert(model) before you make the pruner"
         )
     masks = {name: mask.clone() for name, mask in relevance(model).items()}
     names = {id(layer): name for name, layer in variational_layers(model)}

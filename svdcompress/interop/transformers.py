@@ -118,8 +118,8 @@ class SparsifyCallback(TrainerCallback):
         loss = _loss_of(output)
         if not isinstance(loss, Tensor):
             raise UsageError(
-                f"{type(model).__name__} returned no loss: SparsifyCallback adds the KL to the model's own, so the batches "
-                "need labels and the Trainer no compute_loss_func; else wrap your loss in svdcompress.ELBO"
+                f"{type(model).__name__} returned no loss: SparsifyCallback adds the KL to the model's own, so batches need "
+                "labels and the Trainer must not have a compute_loss_func; otherwise wrap your loss in svdcompress.ELBO"
             )
         output["loss"] = loss + self._share(model, args, kwargs) * self.penalty.of(model)
         return output
@@ -179,6 +179,6 @@ def _check_optimizer(model: nn.Module, optimizer: Any) -> None:
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not any(id(own) in known for own in variance_parameters(model)):
         raise UsageError(
-            "the optimizer was made before the model was converted and knows no log_sigma2: give SparsifyCallback to the "
+            "the optimizer was made before the model was converted and does not know log_sigma2: give SparsifyCallback to the "
             "Trainer as callbacks=[...] instead of adding it later, or make your optimizer after svdcompress.convert(model)"
         )

@@ -349,7 +349,7 @@ class VariationalLayer(Weighted):
             if stored is None:
                 if getattr(self, name) is not None and loads_strictly():
                     setattr(self, name, None)
-                    told = f"the state has no {name}, and the one that layers had is gone; strict=False keeps it"
+                    told = f"the state has no {name}, so the layer's own was removed; load with strict=False to keep it"
                     warnings.warn(told, stacklevel=2)
             elif getattr(self, name) is None and like is not None:
                 setattr(self, name, torch.empty_like(like, dtype=stored.dtype, requires_grad=False))

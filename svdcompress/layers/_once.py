@@ -12,8 +12,8 @@ from torch import Tensor
 _C: Any = torch._C  # its stubs do not declare DelayedError
 
 _ERROR = (
-    b"svdcompress: second derivatives do not go through the KL, nor through what variational layers draw in train(); "
-    b"in eval() they go through the layers (docs/guides.md, training loops out of the ordinary)"
+    b"svdcompress: second derivatives are not supported through the KL or through the draws of variational layers in "
+    b"train(); in eval() they work through the layers (docs/guides.md, training loops out of the ordinary)"
 )
 
 

@@ -55,7 +55,7 @@ def parse_threshold(threshold: Threshold, default: Threshold = 3.0) -> dict[str,
     else:
         limits = dict.fromkeys(REDUCED, float(threshold))
     if any(math.isnan(limit) for limit in limits.values()):
-        raise ModelError("threshold: nan is no limit on log alpha")
+        raise ModelError("threshold: nan is not a valid limit on log alpha")
     return limits
 
 

@@ -86,8 +86,8 @@ class Weighted(StochasticLayer):
         for name in self.posterior.parameters:
             if name not in own:
                 raise ModelError(
-                    f"{type(self).__name__}: its {name} is no parameter any more (a parametrization?), and the KL, pruning and "
-                    "files need one: leave it as it is, and bound its values after each step, say"
+                    f"{type(self).__name__}: its {name} is no longer a parameter (a parametrization?), but the KL, pruning and "
+                    "files need one: remove the parametrization and, for example, clamp its values after each step"
                 )
         return {name: own[name] for name in self.posterior.parameters}
 

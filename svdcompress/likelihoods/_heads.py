@@ -32,7 +32,7 @@ def gaussian_heads(output: Any, dim: int = 1) -> tuple[Tensor, Tensor]:
         if mean.shape == log_variance.shape:
             return mean, log_variance
         shapes = f"{tuple(mean.shape)} and {tuple(log_variance.shape)}"
-        raise HeadsError(f"task 'gaussian' needs means and log variances of one shape, not of {shapes}")
+        raise HeadsError(f"task 'gaussian' needs means and log variances of the same shape, not {shapes}")
     values = main_output(output)
     axis = class_axis(values.dim(), dim) if values.dim() > 1 else 0
     count = values.shape[axis] if axis else 1

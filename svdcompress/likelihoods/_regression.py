@@ -72,7 +72,7 @@ class Regression(Likelihood):
     def _one_tau(self, unknown: float) -> float:
         """The precision of all outputs. unknown: its value if tau is None. Raises UsageError if each output has its own."""
         if isinstance(self.tau, Tensor) and self.tau.numel() > 1:
-            raise UsageError("tau: a loss, and figures of one, take one number for all outputs")
+            raise UsageError("tau: the loss and its metrics need a single number for all outputs")
         return unknown if self.tau is None else float(self.tau)
 
     def soft_loss(self, loss: Any, output: Any, teacher: Any, temperature: float) -> Tensor:

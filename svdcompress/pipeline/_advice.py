@@ -34,8 +34,8 @@ def unpromised(recipe: Recipe, data: Data) -> list[str]:
         return []
     each = f" for each of {several} targets" if several > 1 else ""
     return [
-        f"calibrate.coverage: {coverage:g} cannot be promised{each} from {count:,} validation examples; it takes {needed:,}: a "
-        "larger data.validation, or a smaller coverage"
+        f"calibrate.coverage: {coverage:g} cannot be promised{each} from {count:,} validation examples; it takes {needed:,}: "
+        "set a larger data.validation, or a smaller coverage"
     ]
 
 
@@ -54,7 +54,7 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
     draws = train.epochs or (recipe.recover.epochs and recipe.recover.noise)
     if draws and recipe.convert.log_alpha is None and recipe.convert.log_sigma2 > -12 and total >= LARGE:
         lines.append(
-            f"convert.log_sigma2={recipe.convert.log_sigma2:g} is much noise for a large pretrained model; start with "
+            f"convert.log_sigma2={recipe.convert.log_sigma2:g} is a lot of noise for a large pretrained model; start with "
             "--set convert.log_sigma2=-15"
         )
     if beta.name in ("linear", "cosine") and in_epochs(beta.stop, train.epochs) > train.epochs:
@@ -65,10 +65,10 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
         share = 100 * weights / total
         lines.append(f"only {share:.0f}% of the {total:,} parameters are in layers to be converted (svdc inspect shows why)")
     if examples < 500:
-        much = "" if beta.final == "auto" else f", and the KL counts for 1/{examples} each: expect heavy pruning"
+        much = "" if beta.final == "auto" else f", and the KL has a weight of 1/{examples}: expect heavy pruning"
         lines.append(f"only {examples} training examples: a small drop can't be told from chance{much}")
     if train.shrink is not None and processes > 1:
-        lines.append("train.shrink works in one process only: here nothing is removed before the training ends")
+        lines.append("train.shrink works in one process only: in this run nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)
 
 
@@ -83,7 +83,7 @@ def slow_precision(recipe: Recipe, device: torch.device, trained: bool) -> list[
     if not stages or device.type != "cpu" or resolved_precision("auto", device) == "bf16":
         return []
     which = " ".join(f"--set {name}.precision=auto" for name in stages)
-    return [f"precision bf16: this CPU has no bfloat16 instructions and takes less time in float32: {which}"]
+    return [f"precision bf16: this CPU has no bfloat16 instructions and is faster in float32: {which}"]
 
 
 def precision_taken(recipe: Recipe, device: torch.device, trained: bool) -> str | None:

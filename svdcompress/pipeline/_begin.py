@@ -82,7 +82,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe, data.notes)
     if recipe.data.unlabelled:
-        with context.bars.working("labelling", stays=False):
+        with context.bars.working("labeling", stays=False):
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_start(context, model, trained, check_model(model, recipe, data, inputs))
@@ -147,7 +147,7 @@ def train_stage(context: Context, opened: Opened, dense: Dense, variational: Var
 def _tell_phases(context: Context, trained: bool) -> None:
     """Tell the user how many epochs each phase of training has, and which option sets them."""
     recipe = context.recipe
-    phases = [] if trained else [f"the dense model {recipe.dense.epochs} epochs (--dense-epochs; --weights has it trained)"]
+    phases = [] if trained else [f"the dense model {recipe.dense.epochs} epochs (--dense-epochs; trained --weights skip this)"]
     phases.append(f"fine-tuning {recipe.train.epochs} (--epochs)")
     phases.append(f"recovery {recipe.recover.epochs} (--set recover.epochs=...)")
     context.say(f"[dim]training: {escape(', '.join(phases))}[/]")

@@ -91,7 +91,7 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
     for line in found.notes:
         context.note(f"calibration: {line}")
     if found.better == "mean":
-        context.note("on validation data, draws are no better than the mean: model.onnx says as much as model_mc.onnx")
+        context.note("on validation data, draws are no better than the mean: model.onnx predicts as well as model_mc.onnx")
     context.say(f"[dim]calibrated: {_told(found)}[/]")
     return replace(small, model=_carrying(found.model, found.likelihood))
 
@@ -168,9 +168,9 @@ def _uneven(promises: Promises, names: Any) -> str | None:
         return None
     of = [repr(names[k]) if isinstance(names, list) else str(k) for k in (most, least)]
     return (
-        f"errors of target {of[0]} are {float(times[most]):.2g} times the standard deviation that is predicted of them, those "
-        f"of target {of[1]} {float(times[least]):.2g} times: of several targets, deviations say little of each. Intervals "
-        "(--coverage) have a width for each; --loss gaussian-nll, or a model for each, learns the deviations themselves"
+        f"errors of target {of[0]} are {float(times[most]):.2g} times the standard deviation predicted for them, those of "
+        f"target {of[1]} {float(times[least]):.2g} times: with several targets, deviations say little about each one. "
+        "Intervals (--coverage) have a width for each; --loss gaussian-nll, or a model for each, learns the deviations"
     )
 
 
@@ -181,16 +181,16 @@ def _known(context: Context, validation: Examples, macs: int, asked: bool) -> di
     most = MOST_MACS if asked else LATER_MACS
     if not asked and FEWEST_SAMPLES * min(FEWEST, len(validation)) * macs > most:
         context.note(
-            f"{KEPT} holds nothing of draws, as no promise was asked for and they take long: with draws, svdc predict "
-            "--coverage and --answer-above need calibrate.coverage or calibrate.answer_above in the recipe"
+            f"{KEPT} holds no data on draws: no promise was asked for, and draws take long. To use svdc predict --coverage or "
+            "--answer-above with draws, set calibrate.coverage or calibrate.answer_above in the recipe"
         )
         return found
     examples, samples = bounded(validation, macs, most)
     if len(examples) < min(len(validation), EXAMPLES):
-        more = "" if asked else " (calibrate.coverage or calibrate.answer_above in the recipe take more)"
+        more = "" if asked else " (more if the recipe sets calibrate.coverage or calibrate.answer_above)"
         context.note(
-            f"{KEPT}: draws are known of {len(examples):,} of {len(validation):,} validation examples, {samples} of each, "
-            f"so as to take less time{more}"
+            f"{KEPT}: draws were made for {len(examples):,} of {len(validation):,} validation examples, {samples} for each, "
+            f"to save time{more}"
         )
     return {**found, "samples": (examples, samples)}
 

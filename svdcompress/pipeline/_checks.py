@@ -105,7 +105,7 @@ def digests(material: Material) -> Iterator[Check]:
     """Each file's size and SHA-256."""
     files = material.results.get("files")
     if files is None:
-        raise Skip("the report has no digests: it was written by a version that made none")
+        raise Skip("the report has no digests: the version that wrote it stored none")
     found = report.altered(material.opened.folder, files)
     for name, (stored, there) in found.items():
         what = "is missing" if there is None else "was changed after the run"
@@ -239,7 +239,7 @@ def errors(material: Material) -> Iterator[Check]:
         own = own_likelihood(material.reference, data.task, data.dim).of_mean()
         stored = evaluate(material.reference, test, **{**what, "task": own})
     if not stored:
-        raise Skip("the report has no figures of the test data")
+        raise Skip("the report has no figures for the test data")
     found = evaluate(OnnxModel(path, material.units), test, **what)
     for name in found:
         if stored.get(name) is not None and found[name] is not None:

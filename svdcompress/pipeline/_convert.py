@@ -65,7 +65,9 @@ def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:
     found = [(name, layer) for name, layer in model.named_modules() if type(layer) in DROPOUT_CLASSES]
     layers = [(name, layer) for name, layer in found if getattr(layer, "p", 0)]
     if total := next((name for name, layer in layers if getattr(layer, "p", 0) >= 1), None):
-        raise RecipeError(f"convert.dropout: draw: dropout layer {total!r} has rate 1, which leaves nothing. Leave it at keep")
+        raise RecipeError(
+            f"convert.dropout: draw: dropout layer {total!r} has rate 1, which leaves nothing. Use convert.dropout: keep"
+        )
     reached: set[str] = set()
     for name, layer in layers:
         layer.register_forward_hook(lambda *given, name=name: reached.add(name))
@@ -75,13 +77,14 @@ def check_dropout(model: nn.Module, recipe: Recipe, inputs: Any) -> list[str]:
         why = f"calls none of its {len(layers)} dropout layers" if layers else "has no dropout layer with a rate above 0"
         raise RecipeError(
             f"convert.dropout: draw: {type(model).__name__} {why} (torch.nn.Dropout, Dropout1d, Dropout2d or Dropout3d; "
-            "functions such as F.dropout and attention that drops by itself cannot draw outside of training). Leave it at keep"
+            "functions such as F.dropout and attention with built-in dropout cannot draw outside of training). Use "
+            "convert.dropout: keep"
         )
     idle = [name for name, _ in layers if name not in reached]
     if not idle:
         return []
     some = ", ".join(idle[:3]) + (" ..." if len(idle) > 3 else "")
-    return [f"convert.dropout: {len(idle)} dropout layers are never called, as where attention drops by itself: {some}"]
+    return [f"convert.dropout: {len(idle)} dropout layers are never called (attention may have its own dropout): {some}"]
 
 
 def planned(model: nn.Module, recipe: Recipe, inputs: Any = None, include: list[str] | None = None) -> list[PlanEntry]:

@@ -46,9 +46,9 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
         half = (
             f": log variances would hardly move in {other}. --set train.precision=auto (or bf16) computes in bfloat16"
             if other != "float64"
-            else ", as its data are"
+            else ", like its data"
         )
-        notes.append(f"{shown(recipe.model.name)} came in {other} and is trained in float32{half}")
+        notes.append(f"{shown(recipe.model.name)} has {other} weights but is trained in float32{half}")
     weights = recipe.weights
     if weights.file and weights.trained is False:
         found = start_from(model, weights.file, weights.strip_prefix)
@@ -87,8 +87,8 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     data.warnings += copied(inputs, targets, data.task)
     if already := sum(1 for _ in variational_layers(model)):
         data.notes.append(
-            f"{already} layers are variational already: prior, shares, thresholds and variances are theirs, not those of "
-            "convert (svdcompress.to_dense makes them plain)"
+            f"{already} layers are variational already: they keep their own priors, shares, thresholds and variances, whatever "
+            "convert says (svdcompress.to_dense makes them plain)"
         )
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
@@ -116,8 +116,8 @@ def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, outpu
     it, its = ("it", "its") if len(told) == 1 else ("them", "their")
     more = " ..." if len(told) > 4 else ""
     return [
-        f"the model also gives {', '.join(told[:4])}{more}: nothing here trains or judges {it}; leave {its} "
-        "layers out (--set 'convert.exclude=[...]'; what they read changes all the same), or use a loss of your own"
+        f"the model also returns {', '.join(told[:4])}{more}: nothing here trains or evaluates {it}; leave {its} "
+        "layers out (--set 'convert.exclude=[...]'; their inputs change nevertheless), or use a loss of your own"
     ]
 
 
@@ -145,14 +145,14 @@ def _check_classes(model: nn.Module, recipe: Recipe, data: Data, main: Tensor, t
         return
     hint = f"; {outputs_hint(recipe.model, outputs, classes)}" if classes else ""
     if recipe.weights.file and recipe.weights.trained is not False:  # they would not fit another number of outputs
-        hint = f"; its weights ({recipe.weights.file}) are for as many. Are they for the classes of these data?"
+        hint = f"; its weights ({recipe.weights.file}) are for that many. Do they belong to the classes of these data?"
         hint = "" if outputs == 1 else hint
     if outputs == 1:
-        hint = "; a regression? --loss mse. A yes-or-no question? --loss binary" + hint.replace("; ", ". Else ")
+        hint = "; for a regression use --loss mse, for a yes-or-no question --loss binary" + hint.replace("; ", ". Otherwise ")
     check_labels(data, outputs, hint)
     vocabulary = main.dim() > 2 and outputs == getattr(getattr(model, "config", None), "vocab_size", None)
     if classes == 1:
-        data.warnings.append("every label is of the same class: nothing can be learned from that, and no error be measured")
+        data.warnings.append("all labels are of the same class: nothing can be learned from them, and no error can be measured")
     elif classes and outputs > classes and not vocabulary:  # not every token has to occur
         data.warnings.append(f"the data has {classes:,} classes, the model {outputs:,} outputs{hint.replace('; ', ': ')}")
 
@@ -202,11 +202,14 @@ def token_limits(model: nn.Module, inputs: Any) -> str:
         positions -= 2 if "roberta" in str(getattr(config, "model_type", "")) else 0  # it counts from its padding id on
         if ids.shape[1] > positions:
             return (
-                f". The inputs have {ids.shape[1]} tokens, the model takes {positions} (max_position_embeddings): "
+                f". The inputs have {ids.shape[1]} tokens, but the model takes {positions} (max_position_embeddings): "
                 f"add --data-arg max_length={positions}"
             )
     if isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
-        return f". There is a token {int(ids.max())}, the model knows 0 to {vocabulary - 1} (vocab_size): is it its tokenizer?"
+        return (
+            f". There is a token {int(ids.max())}, but the model knows only 0 to {vocabulary - 1} (vocab_size): does the "
+            "tokenizer belong to the model?"
+        )
     return ""
 
 

@@ -40,8 +40,8 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
         raise UsageError("--precision auto: the model has no variational layers with weights left")
     most = dict.fromkeys(bits, MOST)
     if not (error := tried(most)) <= allowed.limit:
-        found = f"with {MOST} bits the validation error is {error:.4g}, and {allowed.limit:.4g} are allowed"
-        raise UsageError(f"--precision auto: {found}; take float16")
+        found = f"with {MOST} bits the validation error is {error:.4g}, and the limit is {allowed.limit:.4g}"
+        raise UsageError(f"--precision auto: {found}; use float16")
     least = tried(most, allowed.few, "nll")
     alone = {name: tried({**most, name: FEWEST}, allowed.few, "nll") - least for name in bits}
     costs = {name: max(cost, 1e-9) / sizes[name] for name, cost in alone.items()}

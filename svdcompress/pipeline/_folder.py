@@ -70,7 +70,7 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     try:
         (out / STATE).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"--out: {out} cannot be made ({error.strerror}); choose another place") from error
+        raise OutputError(f"--out: {out} cannot be created ({error.strerror}); choose another place") from error
     for folder in (out, out / STATE):
         sweep(folder)
     write_atomically(out / STATE / "run.json", lambda path: path.write_text("{}"))  # writable, with some space?
@@ -96,7 +96,7 @@ def locked(out: Path) -> Iterator[None]:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     with file:
         if not _held(file):
-            raise OutputError(f"{out}: another process is at work on this run; wait until it is done")
+            raise OutputError(f"{out}: another process is working on this run; wait until it is done")
         if not (out / LOCK).exists():
             raise finished
         yield
@@ -156,7 +156,7 @@ def _occupied(out: Path) -> str:
         recipe = None
         with suppress(SvdcError):
             recipe = stored_recipe(out)
-        how = f"go on with `{resume_command(out, recipe)}`"
+        how = f"continue with `{resume_command(out, recipe)}`"
         return f"--out: {out} holds a run that is not finished: {how}, or choose another --out"
     kind = "another run" if (out / "recipe.yaml").is_file() else "other files"
     return f"--out: {out} holds {kind}; choose another --out (or --overwrite, which moves the old folder aside)"

@@ -57,7 +57,7 @@ class FourBits(Allowed):
         rest = dict.fromkeys(weights, MORE)
         whole = tried(rest)
         if not whole <= self.limit:
-            found = f"with all weights in eight bits the error is {whole:.4g}, allowed are {self.limit:.4g}"
+            found = f"with all weights in eight bits the error is {whole:.4g}, and the limit is {self.limit:.4g}"
             raise ExportError(f"its weights need more than eight bits ({found})")
         alone = {name: tried({**rest, name: FEW}, examples=self.few, figure="nll") for name in weights}
         for name in sorted(weights, key=lambda name: -alone[name]):

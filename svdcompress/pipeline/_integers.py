@@ -45,8 +45,8 @@ class Integers(Allowed):
             self._trial = Path(folder) / "trial.onnx"
             method, leave = self._choose()
         if len(leave) == len(self.form.layers):
-            found = f"with all of its layers the error is {self._whole:.4g}, allowed are {self.limit:.4g}"
-            raise ExportError(f"no layer can be in integers within the tolerance ({found})")
+            found = f"with all of its layers in integers the error is {self._whole:.4g}, and the limit is {self.limit:.4g}"
+            raise ExportError(f"no layer can be stored as integers within the tolerance ({found})")
         file = self.form.write(dst, leave=leave, method=method, compact=self.compact)
         self.report |= {
             "file": dst.name,

@@ -20,12 +20,12 @@ def check_label(data: Data, trained: bool) -> None:
         raise ModelError("data.unlabelled: there is nothing to learn from but the dense model's answers; name its --weights")
     if not likelihood_for(data.task).probabilities:
         raise DataError(
-            f"data.unlabelled: works for classification and binary, not for {data.task}: the dense model has no error of its "
-            "own there that a budget or the noise could be measured by. Save its answers, and give them as the targets"
+            f"data.unlabelled: works for classification and binary, not for {data.task}: there the dense model has no error "
+            "of its own by which to measure a budget or the noise. Save its answers, and pass them as the targets"
         )
     for name in ("train", "validation", "test"):
         if not isinstance(getattr(data, name), InMemory):
-            raise DataError(f"data.unlabelled: the {name} data is read as needed; it works for data in memory only")
+            raise DataError(f"data.unlabelled: works only for data in memory, but the {name} data is read as needed")
 
 
 @torch.no_grad()

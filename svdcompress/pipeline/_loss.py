@@ -20,7 +20,7 @@ BATCH = 100
 """Examples read at once if all of them must be read to count their labels."""
 
 TAKES = {
-    "cross-entropy": "one output for each class (of positions: (N, classes, ...) or (N, ..., classes))",
+    "cross-entropy": "one output for each class (for positions: (N, classes, ...) or (N, ..., classes))",
     "binary": "one output, a logit, for each target",
     "mse": "one output for each target",
     "gaussian-nll": "two outputs for each target, its mean and its log variance",
@@ -82,9 +82,9 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
         takes = f"; {section.name} takes {TAKES[section.name]}" if named else f" (task {recipe.task})"
         several = named and data.task != "gaussian" and other_outputs(output)
         main = "logits" if likelihood.probabilities else "prediction"
-        first = f"; of several outputs the first counts: return the {main} first, or a dict with '{main}'" if several else ""
+        first = f"; the first of several outputs is used: return the {main} first, or a dict with '{main}'" if several else ""
         hot = (
-            "; the targets look one-hot: give the number of each class, targets.argmax(1)" if _one_hot(targets, classes) else ""
+            "; the targets look one-hot: pass the number of each class, targets.argmax(1)" if _one_hot(targets, classes) else ""
         )
         raise ModelError(
             f"loss.name: {section.name} does not fit the output of {shown(recipe.model.name)}, of shape {_shape(output)}, and "

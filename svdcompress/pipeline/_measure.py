@@ -137,7 +137,7 @@ def asked(command: str, file: Path) -> float:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise ExportError(f"search.latency_command: {command!r} could not be run ({error})") from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
         raise ExportError(f"search.latency_command: {command!r} failed with exit code {done.returncode} ({last[:200]})")
     words = done.stdout.split()
     try:
@@ -146,7 +146,7 @@ def asked(command: str, file: Path) -> float:
         found = math.nan
     if not (math.isfinite(found) and found > 0):
         raise ExportError(
-            f"search.latency_command: {command!r} printed {done.stdout.strip()[:80]!r}; its last word has to be the "
+            f"search.latency_command: {command!r} printed {done.stdout.strip()[:80]!r}; its last word must be the "
             "milliseconds that the file took"
         )
     return found

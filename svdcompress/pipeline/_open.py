@@ -141,7 +141,9 @@ class OpenRun:
         try:
             Extra.model_validate(extra)
         except ValidationError as error:
-            raise CheckpointError(f"{path}: what its manifest says of the run is damaged: extra.{explained(error)}") from None
+            raise CheckpointError(
+                f"{path}: what its manifest says about the run is damaged: extra.{explained(error)}"
+            ) from None
         return extra
 
 
@@ -151,7 +153,7 @@ def untrusted(folder: Path, code: Mapping[str, str]) -> str:
     name = code.get("model.name")
     again = f"; or name the model again yourself: --model {shlex.quote(name)}" if name and len(code) == 1 else ""
     return (
-        f"{folder} names code, which would run here: {named}. A file alone does not make it run. If you know the code "
+        f"{folder} names code that would run here: {named}. Code does not run just because a file names it. If you know "
         f"and trust it, add --trust-code to the command (in Python: trust_code=True){again}"
     )
 
@@ -175,13 +177,15 @@ def open_run(folder: str | Path, *, trust_code: bool = False, model: Any = None,
         raise UsageError(f"{folder}: an experiment leaves figures and pictures, but no model; see them: svdc report {folder}")
     if not os.path.isfile(folder / "model.safetensors"):
         if os.path.isdir(folder / STATE):
-            raise OutputError(f"{folder}: the run is not finished; go on with: {resume_command(folder, recipe)}")
+            raise OutputError(f"{folder}: the run is not finished; continue with: {resume_command(folder, recipe)}")
         raise CheckpointError(f"{folder}: model.safetensors is missing")
     handed = {} if data is None else {"data": data}
     if model is not None and not isinstance(model, str):
         handed["model"] = made = model if isinstance(model, nn.Module) or not callable(model) else model()
         if not isinstance(made, nn.Module):
-            raise UsageError(f"model: {type(made).__name__} is no torch.nn.Module, no function that makes one, and no name")
+            raise UsageError(
+                f"model: {type(made).__name__} is neither a torch.nn.Module, nor a function that makes one, nor a name"
+            )
     changes: dict[str, dict[str, Any]] = {key: {"name": named(key), **OF_THE_FOLDER[key]} for key in handed}
     if isinstance(model, str):
         changes["model"] = {"name": model}

@@ -60,8 +60,8 @@ def larger_file(results: RunResults) -> list[str]:
         return []
     trial = next(trial for trial in found["trials"] if trial["number"] == found["chosen"])
     line = (
-        f"the goal {goal.text} is not reached after all: model.onnx has {size:,} bytes against {target:,.0f}, as it holds more "
-        f"than that of trial {trial['number']} ({trial['costs']['bytes']:,.0f}). Ask for {size - target:,.0f} bytes less"
+        f"the goal {goal.text} was not reached after all: model.onnx has {size:,} bytes against {target:,.0f}, as it holds "
+        f"more than that of trial {trial['number']} ({trial['costs']['bytes']:,.0f}). Ask for {size - target:,.0f} bytes less"
     )
     results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
     return [line]
@@ -93,20 +93,18 @@ def hardly_faster(results: RunResults) -> list[str]:
     said = f"{macs:.3g}x fewer MACs, but {'slower than the dense model' if slower else 'hardly faster'} ({at})."
     if max((results.dense.latency_ms or {"": 1.0}).values()) < OVERHEAD:
         return [
-            f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it the overhead of a call: such a model "
+            f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it overhead per call: such a model "
             "hardly gets faster in onnxruntime"
         ]
     pruning = results.pruning or {}
     odd = [row["name"] for row in results.layers or () if _odd(row)]
     if not odd or (pruning.get("round_to") or 1) % BLOCK == 0:
-        return [
-            f"{said} The time goes elsewhere than into these MACs; let a search measure what it makes small: --goal latency=2x"
-        ]
+        return [f"{said} These MACs are not what takes the time; let a search measure the latency itself: --goal latency=2x"]
     more = "" if len(odd) == 1 else f" and {len(odd) - 1} other layer{'s' * (len(odd) > 2)}"
     return [
         f"{said} onnxruntime's kernels compute channels in blocks of {BLOCK} or {2 * BLOCK}, and {odd[0]}{more} no "
-        f"longer {'has a multiple of it' if len(odd) == 1 else 'have multiples of it'}. Set --set prune.round_to={BLOCK} (it "
-        "stays only where it measures faster), or let a search measure what it makes small: --goal latency=2x"
+        f"longer {'has a multiple of it' if len(odd) == 1 else 'have multiples of it'}. Use --set prune.round_to={BLOCK} "
+        "(kept only where it measures faster), or let a search measure the latency itself: --goal latency=2x"
     ]
 
 
@@ -123,7 +121,7 @@ def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, An
     cures = []
     trained = recipe.train.epochs > 0
     if trained and results.reach is not None and results.reach.within < SPARSE:
-        cures.append("train longer, or with a larger train.lr: most weights could not get to the threshold")
+        cures.append("train longer, or with a larger train.lr: most weights could not reach the threshold")
     beta = next((row["beta"] for row in reversed(history) if row.get("stage") == "train"), None)
     if beta:  # three times 0 would be no advice
         cures.append(f"increase the pressure: --set train.beta.final={3 * beta:.2g} (it was {beta:.2g})")

@@ -42,11 +42,13 @@ def _of_stages(recipe: Recipe) -> list[str]:
         lines.extend(_idle(recipe, why, *names))
 
     if recipe.convert.log_alpha is not None:
-        told("log variances start where convert.log_alpha says", "convert.log_sigma2")
+        told("convert.log_alpha sets where log variances start", "convert.log_sigma2")
     if not recipe.search.wanted and not recipe.relevance.candidates:
-        told("there is one threshold (relevance.candidates has none), and nothing to choose", "relevance.tolerance")
+        told("relevance.candidates is empty, so there is one threshold and no choice", "relevance.tolerance")
     if not recipe.recover.noise:
-        told("recovery without noise (recover.noise) has no KL and moves no variances", "recover.beta", "recover.lr_log_sigma2")
+        told(
+            "recovery without noise (recover.noise) has no KL and trains no variances", "recover.beta", "recover.lr_log_sigma2"
+        )
     if recipe.calibrate.posterior not in REFITS:
         told(f"calibrate.posterior={recipe.calibrate.posterior} trains no variances", "calibrate.epochs", "calibrate.beta")
     if not recipe.export.onnx:
@@ -58,18 +60,20 @@ def _of_stages(recipe: Recipe) -> list[str]:
 
 def _of_search(recipe: Recipe) -> list[str]:
     if not recipe.search.wanted:
-        ask = "without search.max_drop, search.max_error or search.goal nothing is searched for"
+        ask = "without search.max_drop, search.max_error or search.goal there is no search"
         return _idle(recipe, ask, *(f"search.{name}" for name in OF_A_SEARCH))
     lines = []
     if named := _set(recipe, OF_ONE_TRAINING):
-        lines.append(f"a search trains and chooses in its own way (docs/search.md), and passes over {', '.join(named)}")
+        lines.append(f"a search trains and chooses in its own way (docs/search.md), and ignores {', '.join(named)}")
     measure = objective_of(recipe)
     if recipe.search.latency_command is not None and measure != "latency":
-        lines.append(f"search.latency_command is not asked, as what is searched for are {MEASURES[measure]}")
+        lines.append(f"search.latency_command is not used, as the search is for {MEASURES[measure]}")
     if measure == "nonzero":
-        lines += _idle(recipe, "single weights go at once, and nothing is reconstructed", "search.cuts", "search.reconstruct")
+        lines += _idle(
+            recipe, "single weights are removed at once, and nothing is reconstructed", "search.cuts", "search.reconstruct"
+        )
     if measure == "bytes":
-        lines += _idle(recipe, "where bytes count nothing is reconstructed", "search.reconstruct")
+        lines += _idle(recipe, "a search for bytes reconstructs nothing", "search.reconstruct")
     if no_path(recipe, measure):
         lines += _idle(recipe, "without epochs of training (train.epochs) there are no levels", "search.levels")
     return lines

@@ -72,6 +72,8 @@ def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
         else:
             cures += [f"--set train.lr={recipe.train.lr * found.times:.2g}"]
     limit = harshest(recipe)
-    cures += ["a lower threshold, as --threshold 1"] if limit is None or (isinstance(limit, int | float) and limit > 1) else []
+    cures += (
+        ["a lower threshold, such as --threshold 1"] if limit is None or (isinstance(limit, int | float) and limit > 1) else []
+    )
     cures += ["--set train.lr_log_sigma2=auto"] if recipe.train.lr_log_sigma2 is None else []
-    return [f"training is too short for most weights to go: {found}. Try {'; or '.join(cures)}"]
+    return [f"training is too short for most weights to reach the threshold: {found}. Try {'; or '.join(cures)}"]

@@ -36,7 +36,7 @@ def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
         stays = f"; {' and '.join(kept)} as set" if kept else ""
         said = (
             f"recover.optimizer auto: SGD at {section.lr:g} with the dense model's answers, as the network has batch "
-            f"normalisation{stays} (--set recover.optimizer=adam: Adam at {recover.lr:g}, without)"
+            f"normalization{stays} (for Adam at {recover.lr:g} without them: --set recover.optimizer=adam)"
         )
     return recipe.model_copy(update={"recover": section}), said if recover.epochs else None
 

@@ -39,7 +39,7 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
             return _chosen(FourBits(whole, opened.data, units, importance=importance(opened.model), **known), path, "int4")
         if precision in ("float16", "auto"):
             return write_half(whole, path, compact=compact), "; numbers stored as float16"
-        return dataclasses.replace(write_compact(whole, path), parity=None), "; the numbers are those of the file with zeros"
+        return dataclasses.replace(write_compact(whole, path), parity=None), "; same numbers as in the file with zeros"
 
 
 def _chosen(work: Integers | FourBits, path: Path, kind: str) -> tuple[Exported, str]:

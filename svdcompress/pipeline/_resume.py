@@ -75,8 +75,8 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
             refused.append(field)
     if refused:
         raise RecipeError(
-            f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(refused)}, and something was made with "
-            "it already; resume with the run's own recipe (give no recipe and no options that change it), or start another run "
+            f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(refused)}, which the run has used "
+            "already; resume with the run's own recipe (give no recipe and no options that change it), or start another run "
             "with another --out"
         )
     return sorted(stale)

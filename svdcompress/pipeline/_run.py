@@ -61,7 +61,7 @@ def run(
     folder = Path(broadcast(str(out or recipe.out or free_folder("run"))))  # each process might find another free name
     for stage in ("dense", "train", "recover"):
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
-            raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, and this is {place.device}; use bf16 or no")
+            raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, but this is {place.device}; use bf16 or no")
     check_epochs(recipe)
     tell = partial(console.print, soft_wrap=not console.is_terminal)  # no wrapping of lines in files
     say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
@@ -101,24 +101,24 @@ def _stages(
             with first_training(threads, state, results, say):
                 return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
         except Interrupted as error:
-            raise Interrupted(f"{error} Go on with: {again}") from None
+            raise Interrupted(f"{error} Continue with: {again}") from None
         except NotFinite as error:
             raise TrainingError(
-                f"{error} Go on from there with: {resume_command(folder, recipe, f'--set {error.section}.lr=...')} "
+                f"{error} Continue from there with: {resume_command(folder, recipe, f'--set {error.section}.lr=...')} "
                 f"(or {error.section}.clip=..., {error.section}.precision=no)"
             ) from error
         except KeyboardInterrupt:
-            raise Interrupted(f"stopped at once. Go on with: {again}") from None
+            raise Interrupted(f"stopped at once. Continue with: {again}") from None
         except Exception as error:
             if place.first and not resume:
                 discard(folder)
             kept = os.path.isfile(folder / "recipe.yaml")
-            mend = f". Once that is mended, go on with: {again}" if kept else ""
+            mend = f". Once that is fixed, continue with: {again}" if kept else ""
             if isinstance(error, SvdcError) and mend and (error.resumable or isinstance(error, OutputError | DataError)):
                 raise type(error)(f"{str(error).rstrip('.')}{mend}") from error
             if out_of_memory(error):
                 raise TrainingError(
-                    "out of memory: lower train.batch_size (accumulate makes up for it) and uncertainty.samples, or take a "
+                    "out of memory: lower train.batch_size (accumulate makes up for it) and uncertainty.samples, or use a "
                     f"machine or device with more.{f' What was trained is kept: {again}' if kept else ''}"
                 ) from error
             if isinstance(error, OSError):

@@ -37,13 +37,13 @@ def check_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mappin
     for name, stored in before.items():
         if stored["examples"] != now[name]["examples"]:
             raise DataError(
-                f"data: {now[name]['examples']:,} examples of the split {name}, and {stored['examples']:,} when the run in "
-                f"{folder} began: go on with the data that it began with, or start another run"
+                f"data: the split {name} has {now[name]['examples']:,} examples, but had {stored['examples']:,} when the run "
+                f"in {folder} began: continue with the data that it began with, or start another run"
             )
     others = [name for name, stored in before.items() if stored["checksum"] != now[name]["checksum"]]
     if not others:
         return ""
-    return f"the data ({', '.join(others)}) hold other values than when the run began: its result is not that of either data"
+    return f"the data ({', '.join(others)}) have changed since the run began: its result belongs to neither version"
 
 
 def _checksum(examples: InMemory) -> int:

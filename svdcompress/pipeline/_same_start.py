@@ -22,12 +22,12 @@ def check_start(context: Context, model: nn.Module, trained: bool, loss: float) 
         context.state.put(start=now, loss=loss if math.isfinite(loss) else None)
     elif trained and before != now:
         raise ModelError(
-            f"model: its weights are others than when the run in {context.out} began, and what was trained there is of those: "
-            "go on with the weights that it began with, or start another run"
+            f"model: its weights differ from those with which the run in {context.out} began, and what was trained there "
+            "builds on those: continue with the weights that it began with, or start another run"
         )
     elif before == now and (first := context.state.facts.get("loss")) is not None and not _alike(loss, first):
         context.warn(
-            f"the loss of the first examples is {loss:.4g}, and was {first:.4g} when the run in {context.out} began: what was "
+            f"the loss of the first examples is {loss:.4g}, but was {first:.4g} when the run in {context.out} began: what was "
             "trained there followed another loss function, or other data"
         )
 

@@ -55,7 +55,7 @@ class Search(Trials):
             raise RecipeError("search: works in one process only; start it without `accelerate launch`")
         if not self.context.recipe.train.epochs and self._reconstructor is None:
             raise RecipeError(
-                "train.epochs: 0: no layer of this model can be reconstructed, so a search needs 1 or more to teach what stays"
+                "train.epochs: 0: no layer of this model can be reconstructed, so a search needs 1 or more to train what stays"
             )
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)
@@ -88,15 +88,13 @@ class Search(Trials):
         if self._cut_off(strategy):
             made = len(self.kept.asked)
             trials = f"{made} trial{'s' * (made > 1)}"
-            rest = "" if self.budget.given else ", beside the recovery of the best"
-            more = (
-                f"--trials {2 * made} tries more (and leaves that recovery out)" if rest else f"--trials {2 * made} tries more"
-            )
+            rest = "" if self.budget.given else ", besides the recovery of the best"
+            more = f"--trials {2 * made} tries more (and skips that recovery)" if rest else f"--trials {2 * made} tries more"
             self._say(f"no more than {trials} fit into {TIMES:g} times the epochs of one run{rest}; {more}")
         if not self._over():
             self._recover_on(strategy.best(self.kept.trials))
         elif left_for(self.context.recipe, self._trained) and len(self.kept.asked) == len(self.kept.trials):
-            self._say("the time was up before the best trial recovered on; a larger --max-minutes lets it")
+            self._say("the time was up before the best trial could recover further; use a larger --max-minutes")
         return strategy.best(self.kept.trials), lines
 
     def _cut_off(self, strategy: Strategy) -> bool:
@@ -107,10 +105,10 @@ class Search(Trials):
     def _strategy(self) -> Strategy:
         rows = self.path.rows
         if self._empties_nothing:
-            why = "training is too short for the variances" if self._too_short else f"{self.path.steps} steps a level"
+            why = "training is too short for the variances" if self._too_short else f"{self.path.steps} steps per level"
             self.context.note(
-                f"pressure removes hardly a unit ({why}), so the search begins without it, from the dense weights; "
-                "docs/search.md says when that pays"
+                f"pressure removes hardly any unit ({why}), so the search begins without it, from the dense weights; "
+                "docs/search.md says when that pays off"
             )
         return Strategy(
             measure=self.measure.name,
@@ -243,8 +241,8 @@ class Search(Trials):
         context = self.context
         if best.number not in self.kept.pruning:
             raise PruneError(
-                "search: every trial left a model of one answer to all inputs. Ask for less, or train longer: more "
-                "train.epochs and recover.epochs"
+                "search: every trial left a model that gives the same answer to all inputs. Ask for less, or train longer: "
+                "more train.epochs and recover.epochs"
             )
         small, stored = self._small(best)
         target = stored["selection"]["target"]

@@ -36,9 +36,9 @@ def check_epochs(recipe: Recipe) -> None:
         return
     unit = MEASURES[measure]
     if measure in ("nonzero", "bytes"):
-        why = "these train the variances that say which weights go. Without training, whole units can: --objective macs"
+        why = "these train the variances that decide which weights go. Without training, only units can go: --objective macs"
     else:
-        why = "without training, what is cut has to be reconstructed (search.reconstruct: auto, search.cuts above 1)"
+        why = "without training, layers have to be reconstructed after the cut (search.reconstruct: auto, search.cuts above 1)"
     raise RecipeError(f"train.epochs: 0: a search for {unit} needs 1 or more, as {why}")
 
 
@@ -63,9 +63,7 @@ def for_objective(recipe: Recipe) -> tuple[Recipe, str | None]:
         return recipe, None
     convert = recipe.convert.model_copy(update={"share": dict(UNITS)})
     parts = ", ".join(f"{name} {part:g}" for name, part in UNITS.items())
-    note = (
-        f"{MEASURES[measure]} follow the shapes, so whole units are asked whether they are needed too (convert.share: {parts})"
-    )
+    note = f"{MEASURES[measure]} follow the shapes, so whole units are judged, too (convert.share: {parts})"
     return recipe.model_copy(update={"convert": convert}), note
 
 
@@ -78,18 +76,16 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
     if allowed < 0:
         raise RecipeError(
             f"search.max_error: {budget.max_error:g}: the dense model itself has {found.error:.4g}{unit} on the validation "
-            "data; allow more, or start from a better one"
+            "data; allow more, or start from a better model"
         )
     lines = []
     count, needed = len(found.parts), budget.needed(found)
     if budget.given and count < needed:
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
-        by_nll = "What is lost is estimated from the NLL of validation and training examples, which is no more than a guess"
+        by_nll = "The drop is estimated from the NLL of validation and training examples, which is no more than a guess"
         bound = found.probabilities and found.graded  # then the bound decides, even if it is wide
-        told = (
-            "The bound on it decides all the same, so less may go than could" if bound else "The drop that is measured decides"
-        )
+        told = "The upper bound on it decides nevertheless, so less may go than could" if bound else "The measured drop decides"
         decides = told if found.nll is None else by_nll
         lines.append(
             f"{count:,} validation examples {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: {about}. "
@@ -116,7 +112,7 @@ def _seen(context: Context, data: Any, dense: Dense, found: Losses) -> str | Non
     told = [f"{'' if unit else 'an RMSE of '}{losses.error:.2g}{unit}" for losses in (trained, found)]
     return (
         f"the weights have {told[0]} on training and {told[1]} on validation examples: they were "
-        "probably trained on both, and a drop on such examples says little. Name others: --validation SOURCE, or "
+        "probably trained on both, and a drop on such examples says little. Use others: --validation SOURCE, or "
         "--validation test:50% for a part of the test data"
     )
 

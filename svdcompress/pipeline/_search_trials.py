@@ -62,7 +62,7 @@ class Trials:
         self.kept = Kept(self.folder / "trials.json").read()
         for file in (kept_file(self.folder, trial.root) for trial in self.kept.trials):
             if not file.is_file():
-                raise CheckpointError(f"{file}: missing, or of a former version; remove {self.folder} to search again")
+                raise CheckpointError(f"{file}: missing, or from an earlier version; remove {self.folder} to search again")
         total = sum(prod(shape) for shape in variational.shapes.values())
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
@@ -272,7 +272,9 @@ class Trials:
         self.kept.trials.append(Trial(**where, **sizes, **lost, threshold=None, seconds=time.monotonic() - started))
         self.kept.epochs[number] = epochs
         self._spend()
-        self._say(f"trial {number}: nothing but one answer is left at {target:,.4g} {MEASURES[self.measure.name]}")
+        self._say(
+            f"trial {number}: at {target:,.4g} {MEASURES[self.measure.name]} the model gives the same answer to all inputs"
+        )
 
     @property
     def _wanted(self) -> float:

@@ -21,7 +21,7 @@ def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: L
     ratio = dense[measure] / max(trial.costs[measure], 1e-12)
     kept = "" if not budget else ": within the budget" if trial.met else ": loses too much"
     lost = f"{error_of(trial.error, judged)}, {drop_of(trial, judged)}{kept}"
-    on = "" if trial.continues is None else f" (trial {trial.continues} recovered on)"
+    on = "" if trial.continues is None else f" (trial {trial.continues} recovered further)"
     return f"trial {trial.number}{on}: {ratio:.3g}x fewer {MEASURES[measure]}{told_mixture(trial)}, {lost}"
 
 
@@ -63,7 +63,7 @@ def outcome(
     lines = []
     if budget and not best.met:
         lines.append(
-            f"no trial keeps the budget: the closest ({drop_of(best, judged)}) is kept. Allow more, or train longer: "
+            f"no trial is within the budget: the closest ({drop_of(best, judged)}) is kept. Allow more, or train longer: "
             f"--epochs {2 * epochs or 10}, and more recover.epochs"
         )
     if goal is None or best.costs[measure] <= target:
@@ -71,13 +71,13 @@ def outcome(
     small = [trial for trial in trials if trial.costs[measure] <= target]
     if budget and best.met and small:
         why = f"it would lose {drop_of(min(small, key=lambda trial: trial.lost), judged)}"
-        lines.append(f"the goal {goal.text} breaks the budget ({why}): the smallest that keeps it is taken")
+        lines.append(f"the goal {goal.text} exceeds the budget ({why}): the smallest model within it is used")
     else:
         lines.append(
             f"the goal {goal.text} was not reached: {_size(best.costs[measure])} against {_size(target / (1 + CLOSE))} "
             f"{MEASURES[measure]}{how}; the closest is kept. "
             + (
-                "More epochs of training, or a higher search.levels, press harder"
+                "More epochs of training, or a higher search.levels, increase the pressure"
                 if steps == 1
                 else "One unit of each layer stays, and so does what prune.protect names or pruning cannot remove"
             )
@@ -95,15 +95,15 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
     unit = MEASURES[measure]
     least_told, aim_told = (f"{size:,.4g}" if how else f"{size:,.0f}" for size in (least, aim))
     if measure == "bytes":
-        cure = "most of so small a file is its graph"
+        cure = "most of a file this small is its graph"
     elif not how:
         cure = "`svdc inspect` says what stays, and why"
     elif len(how.get("batches", ())) > 1:
-        cure = "one example takes much the same time at any width; --set search.latency_batch=128 counts that batch alone"
+        cure = "one example takes about the same time at any width; --set search.latency_batch=128 counts that batch alone"
     else:
-        cure = "most of that doesn't depend on widths"
+        cure = "most of that time doesn't depend on widths"
     return (
-        f"the goal {goal.text} cannot be reached: one unit in each layer, with what may not go, still "
+        f"the goal {goal.text} cannot be reached: one unit in each layer, plus what cannot be removed, still "
         f"{'takes' if how else 'has'} {least_told} {unit} "
         f"({dense / least:.3g}x fewer){told_how(how)}. The search aims at {aim_told} instead ({dense / aim:.3g}x): {cure}"
     )
@@ -112,8 +112,8 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
 def no_least(measure: str, error: Exception) -> str:
     """The warning if the size with one unit in each layer could not be measured."""
     return (
-        f"search: what one unit in each layer leaves, in {MEASURES[measure]}, could not be measured ({error}); a goal "
-        "that cannot be reached is told at the end only"
+        f"search: the size with one unit in each layer, in {MEASURES[measure]}, could not be measured ({error}); a goal "
+        "that cannot be reached is reported only at the end"
     )
 
 
@@ -121,8 +121,8 @@ def at_floor(best: Trial, measure: str, least: float, dense: float, how: str = "
     """The warning if the budget is kept even at the smallest size that was tried. least: the size with one unit in each
     layer; dense: the dense model's size; how: from `told_how`."""
     return [
-        f"the budget is kept at {dense / best.costs[measure]:.3g}x fewer {MEASURES[measure]}, and no less was tried: one "
-        f"unit in each layer, with what may not go, leaves {dense / least:.3g}x{how}"
+        f"the budget is kept at {dense / best.costs[measure]:.3g}x fewer {MEASURES[measure]}, and nothing smaller was tried: "
+        f"one unit in each layer, plus what cannot be removed, gives {dense / least:.3g}x{how}"
     ]
 
 
@@ -140,12 +140,12 @@ def cut_by_rank(
     """
     if steps >= ENOUGH or best.ratio < 1:  # what stays has learned to do without the rest, or not much went
         return []
-    at_once = "" if steps == 1 else f" in {steps} steps (one an epoch, of at most {settings.cuts}: search.cuts)"
+    at_once = "" if steps == 1 else f" in {steps} steps (one per epoch, at most {settings.cuts}: search.cuts)"
     if best.pressure <= UNPRESSED:
-        cure = f"More epochs (--epochs {2 * epochs}) would cost less accuracy"
+        cure = f"More epochs (--epochs {2 * epochs}) would lose less accuracy"
         if not epochs:
-            cure = f"{'More epochs' if recovery else 'Epochs'} of recovery (--set recover.epochs={2 * recovery or 10}) win "
-            cure += "accuracy back"
+            cure = f"{'More epochs' if recovery else 'Epochs'} of recovery (--set recover.epochs={2 * recovery or 10}) regain "
+            cure += "accuracy"
         return [
             f"pressure removes hardly any {unit} within these epochs, so trial {best.number} was made without it: all the way "
             f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. {cure}"
@@ -160,7 +160,7 @@ def cut_by_rank(
     fewer, way = (f"{best.natural:.3g}x", "the rest of") if best.natural >= LEAST_TOLD else ("no", "all")
     return [
         f"{at} the model has {fewer} fewer {unit} by itself; {way} the way to {2**best.ratio:.3g}x was "
-        f"cut by rank alone{at_once}, which costs accuracy. What presses harder: {', '.join(cures)}"
+        f"cut by rank alone{at_once}, which costs accuracy. To increase the pressure: {', '.join(cures)}"
     ]
 
 
@@ -186,7 +186,7 @@ def left_alone(best: Trial) -> list[str]:
         return []
     some = "; ".join(f"{name}: {why}" for name, why in [*left.items()][:4]) + (" ..." if len(left) > 4 else "")
     return [
-        f"reconstruction fitted {found['layers']} layers to what they gave before the cut, and left {len(left)} alone ({some})"
+        f"reconstruction fitted {found['layers']} layers to their outputs before the cut, and left {len(left)} alone ({some})"
     ]
 
 
@@ -207,8 +207,8 @@ def other_machine(before: Mapping[str, Any], now: Mapping[str, Any], first: floa
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     what = ", ".join(f"{name} {_plain(now.get(name))} (it was {_plain(before.get(name))})" for name in names)
     return (
-        f"the search began where latencies may be others: here {what}. Models are measured beside the dense one, so factors "
-        f"such as 2x hold; milliseconds are told as if the dense model still took {first:.4g}, as at the beginning"
+        f"the search began where latencies may differ: here {what}. Models are measured along with the dense one, so factors "
+        f"such as 2x hold; milliseconds are reported as if the dense model still took {first:.4g}, as at the beginning"
     )
 
 
@@ -218,8 +218,8 @@ def busy_machine(goal: Goal, first: float, load: Load, how: Mapping[str, Any]) -
     where = f" (unless {how['command']} measures elsewhere)" if "command" in how else ""
     return (
         f"while the dense model's latency was measured ({first:.4g} ms), other programs used {load.others or 0.0:.1f} of "
-        f"{load.cores} cores: such times are too long{where}, and for {goal.text} the model is then cut further than it has to "
-        "be. Search on an idle machine, or ask for a factor, as in --goal latency=2x"
+        f"{load.cores} cores: such times are too long{where}, so for {goal.text} the model is cut further than necessary. "
+        "Search on an idle machine, or ask for a factor, as in --goal latency=2x"
     )
 
 
@@ -247,7 +247,7 @@ def cut_short(
     if wanted is not None:
         more = f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
     return (
-        f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sittings): "
+        f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sessions): "
         f"{trials} of at most {whole[1]} trials were made{path}, and the best of them is kept.{more} A larger "
-        "--max-minutes goes further"
+        "--max-minutes allows more"
     )

@@ -39,9 +39,9 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     metrics = evaluate(model, seen, likelihood, device=device, scale=data.target_scale)
     if any(metrics[name] < value or not value for name, value in blind.items()):
         return _hardly_better(model, data, seen, metrics)
-    said = " and ".join(f"{name} {metrics[name]:.4g} (one and the same answer to all: {blind[name]:.4g})" for name in blind)
+    said = " and ".join(f"{name} {metrics[name]:.4g} (the same answer to all inputs: {blind[name]:.4g})" for name in blind)
     return (
-        f"the dense model has learned nothing that could be kept: on the validation data {said}. Do its weights fit it, and is "
+        f"the dense model has learned nothing worth keeping: on the validation data {said}. Do its weights fit it, and is "
         "the data prepared as in its training (data.transform)? Does it need more dense.epochs, or another dense.lr?"
     )
 
@@ -55,5 +55,5 @@ def _hardly_better(model: nn.Module, data: Data, seen: Examples, metrics: dict[s
     said = " and ".join(f"{name} {metrics[name]:.4g} (linear fit: {linear[name]:.4g})" for name in linear)
     return (
         f"the dense model is hardly better than a linear fit to its data: on the validation data {said}. Does it need more "
-        "dense.epochs, or another dense.lr? Else a linear model would do, and is smaller than any network"
+        "dense.epochs, or another dense.lr? Otherwise a linear model would do, and is smaller than any network"
     )

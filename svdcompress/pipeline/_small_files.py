@@ -95,7 +95,7 @@ class SmallFiles:
             for ours, theirs in zip(run(open_session(file), inputs, file, **more), before, strict=True):
                 worst = max(worst, float(np.abs(ours - theirs).max()) / max(1.0, float(np.abs(theirs).max())))
             if not worst <= HALF:
-                raise ExportError(f"its outputs would be off by {worst:.2g} of the largest (allowed: {HALF:g})")
+                raise ExportError(f"its outputs would be off by {worst:.2g} relative to the largest (allowed: {HALF:g})")
 
         size = path.stat().st_size
         try:
@@ -119,7 +119,7 @@ class SmallFiles:
                 self._bits(small, self._integers())
                 return
             except ExportError as error:
-                then = f"; {FLOAT16} is, in its place" if asked == "auto" else ""
+                then = f"; {FLOAT16} is written instead" if asked == "auto" else ""
                 self.warn(f"{INT8} was not written: {error}{then}")
         if asked in ("float16", "auto"):
             self._half()
@@ -134,7 +134,7 @@ class SmallFiles:
         self.measured["int8"] = path
         left = [name for name, kind in work.report["layers"].items() if kind != "int8"]
         if left:
-            self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: in integers too much validation error was lost")
+            self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: integers raised the validation error too much")
         return work.report["layers"]
 
     def _four_bits(self, small: nn.Module) -> dict[str, str]:

@@ -131,7 +131,7 @@ def recover_stage(
         what, unit = ("error", "%") if before.probabilities else ("RMSE", "")
         context.warn(
             f"{stage}: {recover.epochs} epochs of recovery made the network worse (validation {what} {after.error:.4g}{unit}, "
-            f"{before.error:.4g}{unit} before them), so it is as it was before. Steps this large unlearn more than was lost: "
+            f"{before.error:.4g}{unit} before them), so it was restored. Steps this large destroy more than they recover: "
             f"--set recover.lr={recover.lr / 10:g} (it was {recover.lr:g})"
         )
         fit.kept_epoch = 0

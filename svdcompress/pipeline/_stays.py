@@ -30,7 +30,7 @@ def protecting(
         stays = that_stay(model, inputs, masks, pruning, time_budget)
         context.state.put(stays=stays)
         for name, why in stays.items():
-            context.note(f"{name}: no search takes its units, as pruning could not remove them ({why})")
+            context.note(f"{name}: a search leaves its units, as pruning could not remove them ({why})")
     return {**pruning, "protect": [*pruning["protect"], *stays]}
 
 

@@ -44,7 +44,7 @@ def same_threads(folder: Path, first: bool, say: Callable[[str], None], choose: 
         state.put(torch_threads=own)
     number = began or chosen or own
     if (goes_on := chosen or number) != own:
-        say(f"goes on with {goes_on} threads of PyTorch, as it began (here {own} are set): another number changes the result")
+        say(f"continues with {goes_on} PyTorch threads, as before ({own} are set here): another number changes the result")
     torch.set_num_threads(number)
     try:
         yield Threads(number, chosen if chosen != number else None, choose)

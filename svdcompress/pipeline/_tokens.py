@@ -26,8 +26,8 @@ def among_positions(model: nn.Module, inputs: Any, output: Tensor) -> tuple[int,
         return 1, []
     shape = tuple(output.shape)
     return 1, [
-        f"the model's output, {shape}, has as many positions as classes, and is taken as (N, classes, ...). If its last "
-        "dimension has the classes, return a dict with 'logits', or output.transpose(1, -1)"
+        f"the model's output, {shape}, has as many positions as classes, and is taken as (N, classes, ...). If the "
+        "classes are in its last dimension, return a dict with 'logits', or output.transpose(1, -1)"
     ]
 
 
@@ -40,5 +40,5 @@ def copied(inputs: Any, targets: Tensor, task: str) -> list[str]:
         return []
     return [
         "the targets are the inputs themselves: a model learns to copy them. For a language model shift them by one, "
-        "labels[:, :-1] = ids[:, 1:], with -100 at the end: only its own loss does that by itself, and it is not used"
+        "labels[:, :-1] = ids[:, 1:], with -100 at the end: only the model's own loss shifts them itself, and it is not used"
     ]

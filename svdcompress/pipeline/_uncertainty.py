@@ -81,11 +81,11 @@ def _text(of: dict[str, int]) -> str:
     if of["examples"] == of["test"] and of["samples"] == of["asked"]:
         return ""
     what = f"{of['examples']:,} of the {of['test']:,} test examples with {of['samples']} samples"
-    others = "; error and NLL of the models are of all examples"
+    others = "; error and NLL of the models are from all examples"
     if of["examples"] == of["test"]:
-        what, others = f"all {of['test']:,} test examples, with {of['samples']} samples in place of {of['asked']}", ""
+        what, others = f"all {of['test']:,} test examples, with {of['samples']} samples instead of {of['asked']}", ""
     return (
-        f"the figures of uncertainty (NLL, ECE, ...) are of {what}, so as to take less time than training{others}. "
+        f"the uncertainty figures (NLL, ECE, ...) are from {what}, to take less time than training{others}. "
         "For all of it: --set uncertainty.budget=none, or svdc evaluate"
     )
 

@@ -389,7 +389,7 @@ class Units(Ways):
             return None
 
     def _costs(self, chosen: Masks) -> dict[str, float]:
-        self.context.check("while it measured what could go")  # measuring a latency takes half a minute with a large model
+        self.context.check("while measuring what to remove")  # measuring a latency takes half a minute with a large model
         return self.measure.of_small(self._pruned(chosen), self.dense.model)
 
     def _pruned(self, chosen: Masks) -> nn.Module:

@@ -35,7 +35,9 @@ class Wanted:
         """
         mean, likelihood = torch.from_numpy(arrays["mean"]), likelihood_for(opened.recipe.task, opened.dim)
         if self.promises.labels is not None and self.promises.classes != (classes := mean.shape[opened.dim]):
-            raise CheckpointError(f"{self.path}: of {shortened(str(self.promises.classes), 20)} classes, the run of {classes}")
+            raise CheckpointError(
+                f"{self.path}: made for {shortened(str(self.promises.classes), 20)} classes, but the run has {classes}"
+            )
         found: dict[str, np.ndarray] = {}
         drawn = {"samples": self.promises.samples} if self.promises.samples else {}
         if self.answers is not None:
@@ -50,7 +52,7 @@ class Wanted:
             else:
                 widths = len(self.coverage.widths)
                 if widths > 1 and (mean.dim() != 2 or mean.shape[1] != widths):
-                    raise CheckpointError(f"{self.path}: of {widths} targets, the run of others")
+                    raise CheckpointError(f"{self.path}: made for {widths} targets, but the run has another number")
                 lower, upper = self.coverage.intervals(mean, torch.from_numpy(arrays["variance"]).sqrt())
                 found |= {"lower": lower.numpy(), "upper": upper.numpy()}
         return found
@@ -76,7 +78,7 @@ def wanted(
     promises = _promises(path, opened, told["by"])
     if samples < promises.samples:
         problem = (
-            f"samples: {samples:,}; what validation data promise is of {promises.samples:,} draws, and fewer do not keep it: "
+            f"samples: {samples:,}; the promises were made with {promises.samples:,} draws, and do not hold for fewer: use "
             f"--samples {promises.samples} or more"
         )
         if here:
@@ -108,9 +110,9 @@ def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
         raise CheckpointError(f"{path}: not readable ({error})") from error
     problem = ""
     if found.scores is not None and (found.labels is not None) != likelihood_for(opened.recipe.task, opened.dim).classes:
-        problem = f"of the task {shortened(found.task, 60)}, the run of {opened.recipe.task}"
+        problem = f"its scores do not fit the run's task {opened.recipe.task} (the file says {shortened(found.task, 60)})"
     elif found.labels is not None and not 0 < found.classes <= MOST_CLASSES:
-        problem = f"of {shortened(str(found.classes), 20)} classes, which no run writes"
+        problem = f"made for {shortened(str(found.classes), 20)} classes, which no run writes"
     for name, tensor in found.tensors().items():
         right = {"right": tensor.dtype == torch.bool, "labels": tensor.dtype == torch.int64}
         several = name == "scores" and found.labels is None and tensor.dim() == 2  # targets, a column for each
@@ -119,7 +121,7 @@ def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
         elif not bool(tensor.isfinite().all()):
             problem = problem or f"{name} holds values that are not finite"
         elif name == "labels" and len(tensor) and not 0 <= int(tensor.min()) <= int(tensor.max()) < found.classes:
-            problem = problem or "there are labels that are no class"
+            problem = problem or "some labels are not classes"
     if problem:
         raise CheckpointError(f"{path}: {problem}")
     return found

@@ -70,20 +70,20 @@ def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping
     if not function:
         return ""
     steps = [step if isinstance(step, str) else next(iter(step), "") for step in preprocessing.get("transform") or ()]
-    went, more = "and nothing else is done (the run has no data.transform)", "anything else, such as normalizing"
+    went, more = "without further changes (the run has no data.transform)", "anything else, such as normalizing"
     if steps:
         went, more = f"and then through the run's data.transform ({', '.join(steps)})", "more than that"
     return (
-        f"{path}: images, but the run's data come from {shown(function)}, and what this does to an image itself is not known "
-        f"here. They go in as values in [0, 1], {went}. Where the function does {more}, the predictions are wrong: "
-        "give an array of inputs as it makes them instead (.npy)"
+        f"{path}: images, but the run's data come from {shown(function)}, and it is not known how that function prepares an "
+        f"image. They are passed in as values in [0, 1], {went}. If the function does {more}, the predictions are wrong: give "
+        "an array of prepared inputs instead (.npy)"
     )
 
 
 def _arrays(path: Path, single: bool) -> Any:
     arrays = load_npz(path)
     if not arrays:
-        raise DataError(f"{path}: there is no array in it")
+        raise DataError(f"{path}: contains no array")
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     taken = next((key for key in KEYS if key in arrays), None)
@@ -91,7 +91,7 @@ def _arrays(path: Path, single: bool) -> Any:
         return arrays
     left = [name for name in arrays if name != taken and name.lower() not in TARGETS]
     if left:
-        warnings.warn(f"{path}: {taken!r} is predicted, and {', '.join(left)} left out: the run has one input", stacklevel=3)
+        warnings.warn(f"{path}: only {taken!r} is used, without {', '.join(left)}: the run has one input", stacklevel=3)
     return arrays[taken]
 
 
@@ -105,7 +105,7 @@ def _images(files: list[Path], preprocessing: dict[str, Any], shape: tuple[int, 
     for image, file in zip(images, files, strict=True):
         if image.shape != images[0].shape:
             sizes = f"{image.shape[1]}x{image.shape[2]}, but {files[0].name} has {images[0].shape[1]}x{images[0].shape[2]}"
-            raise DataError(f"{file}: images differ in size ({sizes}), and the run does not say to which to resize them")
+            raise DataError(f"{file}: images differ in size ({sizes}), and the run does not say which size to resize them to")
     return torch.stack(images)
 
 

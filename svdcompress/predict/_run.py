@@ -101,7 +101,7 @@ def predict_run(
     out = Path("predictions.csv" if out is None else out)
     check_suffix(out)
     if out.resolve() == Path(inputs).resolve():
-        raise UsageError(f"{out}: the predictions would take the place of the inputs; name another file")
+        raise UsageError(f"{out}: the predictions would overwrite the inputs; name another file")
     count = SAMPLES if samples is None else samples
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_SAMPLES:
         raise UsageError(f"samples: {shortened(repr(count), 40)}; a whole number from 1 to {MOST_SAMPLES:,} is needed")
@@ -151,7 +151,7 @@ def _left_to_do(opened: OpenRun) -> dict[str, Any]:
     try:
         Preprocessing.model_validate(found)
     except ValidationError as error:
-        raise ExportError(f"{path}: what its metadata say of the inputs is damaged: preprocessing.{explained(error)}") from None
+        raise ExportError(f"{path}: its metadata on the inputs are damaged: preprocessing.{explained(error)}") from None
     return found
 
 
@@ -246,7 +246,7 @@ def _by_torch(
         except Exception as error:  # whatever the model raises
             if out_of_memory(error):
                 raise ModelError(
-                    "out of memory: give the inputs in smaller files, or take a machine or device with more memory"
+                    "out of memory: give the inputs in smaller files, or use a machine or device with more memory"
                 ) from error
             raise DataError(
                 f"{origin}: the model of {opened.folder} fails on inputs of the shape {_shapes(batch)}: "
@@ -346,7 +346,7 @@ def _not_finite(origin: str | Path, names: Sequence[str]) -> DataError:
     listed = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
     return DataError(
         f"{origin}: the predictions are not finite (NaN or infinite) for {len(names)} of the inputs: {listed}; their values "
-        "are too large for the model, or it computes NaN for them: mend these inputs or leave them out"
+        "are too large for the model, or it computes NaN for them: fix these inputs or leave them out"
     )
 
 
@@ -354,11 +354,11 @@ def _feed(batch: Any, expected: list[Any], path: Path, origin: str | Path) -> di
     tensors: dict[str, Tensor] = batch if isinstance(batch, dict) else {expected[0].name: batch}
     missing = [value.name for value in expected if value.name not in tensors]
     if missing:
-        raise DataError(f"{origin}: {path} takes {', '.join(value.name for value in expected)}; there is no {missing[0]!r}")
+        raise DataError(f"{origin}: {path} takes {', '.join(value.name for value in expected)}, but there is no {missing[0]!r}")
     values = {value.name: tensors[value.name] for value in expected}
     for name, tensor in values.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise DataError(f"{origin}: {name}: there are values that are not finite (NaN or infinite)")
+            raise DataError(f"{origin}: {name}: contains values that are not finite (NaN or infinite)")
     return {name: tensor.numpy() for name, tensor in values.items()}
 
 

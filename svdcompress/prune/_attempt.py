@@ -72,7 +72,7 @@ class Attempt:
             if check.passed is not small and not self._passes(small, check, analysis):
                 del small
                 self.report.notes.append(
-                    "left masked: the masked model does not compute what its layers do (it reads their weights past them, or "
+                    "left masked: the masked model does not compute what its layers do (it reads their weights directly, or "
                     "draws at random in eval())"
                 )
                 self.good = []
@@ -140,7 +140,7 @@ class Attempt:
                     return True
                 whys.append(f"left masked: the output would change by {check.worst:.1e}")
             except Exception as error:  # a length that code holds as a number
-                whys.append(f"left masked: without it the model fails ({type(error).__name__}: {str(error)[:120]})")
+                whys.append(f"left masked: the model fails when it is removed ({type(error).__name__}: {str(error)[:120]})")
         self.why = whys[0]
         return False
 
@@ -174,7 +174,7 @@ class Attempt:
                     self.report.inputs_dim = d + 1
                     break
             else:
-                raise PruneError("features that are no whole index of one dimension")
+                raise PruneError("the features are not whole indices of one dimension")
 
     def _feed(self, analysis: Analysis) -> Callable[[Any], Any]:
         """A function that cuts whole inputs to the features that the pruned model reads."""

@@ -24,14 +24,14 @@ def take_branches(trace: Trace, trained: Callable[[], Trace]) -> list[str]:
         raise
     except Exception as error:  # whatever a forward pass may raise
         what = f"{type(error).__name__}: {error}"
-        return [f"branches that run only in training could not be followed ({what}): what they read may stay"]
+        return [f"branches that run only in training could not be followed ({what}): units that they read may be kept"]
 
 
 def _absorb(trace: Trace, other: Trace) -> None:
     """Let units be removed only if both passes allow it. Slots are numbered before the run, so they are the same in both."""
     mine, theirs = trace.units, other.units
     if mine.count != theirs.count:
-        raise ValueError("the two passes have other units")
+        raise ValueError("the two passes have different units")
     mine.edges += theirs.edges
     mine.pins += theirs.pins
     mine.producers += theirs.producers

@@ -161,7 +161,7 @@ class Analysis:
             roots = self.root[consumer.ins].reshape(-1)
             stuck = constant[roots] & (consumer.how == NEVER)
             for root in np.unique(roots[stuck]).tolist():
-                choice.reasons[root] = f"its constant has nowhere to go in {consumer.parameter.name}"
+                choice.reasons[root] = f"its constant cannot be folded into {consumer.parameter.name}"
             constant[roots[stuck]] = False
         return constant
 
@@ -178,7 +178,7 @@ class Analysis:
             ins, outs = self.root[consumer.ins], self.root[consumer.outs]
             whole = gone[ins].all(1) & gone[outs].all(1)
             for roots in (ins, outs):
-                self._level(gone, roots[~whole], choice, "kept: each group of a convolution keeps equally many", spare=1)
+                self._level(gone, roots[~whole], choice, "kept: each group of a convolution keeps the same number", spare=1)
         for pieces in self.trace.splits:
             reason = "kept: pieces of a split keep equal sizes"
             self._level(gone, self.root[pieces.numpy()], choice, reason, spare=0)

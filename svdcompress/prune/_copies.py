@@ -25,14 +25,14 @@ def plain_copy(model: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
         if "weight" not in layer._parameters:  # masks and log variances would belong to a temporary tensor
             raise PruneError(
                 f"{name or type(layer).__name__}: its weight has been computed from other tensors since conversion "
-                "(weight_norm, another parametrization): remove that, or put it on before svdcompress.convert(model, "
-                "derived='fold'), which makes a plain layer of it"
+                "(weight_norm, another parametrization): remove that, or apply it before svdcompress.convert(model, "
+                "derived='fold'), which turns it into a plain layer"
             )
     try:
         variances = {id(own): own for own in variance_parameters(model)}
         plain = full_copy(model, variances)  # variances are dropped at once, so they need no copy
     except Exception as error:
-        raise PruneError(f"{type(model).__name__} cannot be copied, and pruning works on a copy ({error})") from error
+        raise PruneError(f"{type(model).__name__} cannot be copied, but pruning works on a copy ({error})") from error
     if masks:
         hold(plain, masks)
     return to_dense(plain).eval()
@@ -105,4 +105,4 @@ def torn(model: nn.Module, plain: nn.Module) -> dict[str, str]:
         tied.setdefault(id(layer.weight), set()).add(id(other[name].weight))
         owners.setdefault(id(layer.weight), []).append(name)
     names = [name for key, found in tied.items() if len(found) > 1 for name in owners[key]]
-    return dict.fromkeys(names, "its weight is tied to another layer's, under another mask")
+    return dict.fromkeys(names, "its weight is tied to another layer's, which has another mask")

@@ -142,8 +142,8 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
                 now.shapes[f"{name}.{key}" if name else key] = list(tensor.shape)
             if key == "weight" and isinstance(other, VariationalLayer) and other.posterior != module.posterior:
                 report.notes.append(
-                    f"{name}: its posterior is {other.posterior} now, a variance for each weight: {module.posterior} could not "
-                    "hold those of what is left"
+                    f"{name}: its posterior is {other.posterior} now, with a variance for each weight: {module.posterior} "
+                    "cannot represent the variances of the weights that are left"
                 )
             if key == "weight":
                 shape = None if old is None else tuple(old.shape)
@@ -160,7 +160,7 @@ def tell_layers(report: PruneReport, model: nn.Module, small: nn.Module, masks: 
     object.__setattr__(small, "surgery", surgery)
     report.parameters_before, report.parameters_after = count_means(model), count_means(small)
     if masks and not any(mask.any() for mask in masks.values()):
-        report.notes.append("every weight is masked: one unit stays in each layer, and the model's output is a constant")
+        report.notes.append("every weight is masked: one unit is kept in each layer, and the model's output is a constant")
 
 
 def count_means(model: nn.Module) -> int:

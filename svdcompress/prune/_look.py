@@ -36,7 +36,11 @@ def look(plain: nn.Module, inputs: Any, converted: Sequence[str] = ()) -> Look:
     for name in reads.past:
         (found.torn if name in reads.ran else found.past)[name] = reads.reason(name)
     for name, reason in {**found.past, **found.torn}.items():
-        what = "but it runs itself too: the whole model is left masked" if name in found.torn else "so all its weights stay"
+        what = (
+            "but the layer itself also runs: the whole model is left masked"
+            if name in found.torn
+            else "so all its weights are kept"
+        )
         found.notes.append(f"{name}: {reason}, {what}. {PAST_CURE}")
     examples = resized(inputs, 2) if first_tensor(inputs).dim() and first_tensor(inputs).shape[0] == 1 else inputs
     try:

@@ -47,4 +47,4 @@ def hold_others(trace: Trace) -> None:
     """Pin the added channels of paddings that their module does not return, as they cannot be cut there."""
     for padding in trace.paddings:
         if not padding.returned:
-            trace.units.pin(padding.labels[padding.own], "meets channels that are padded by a number in code")
+            trace.units.pin(padding.labels[padding.own], "meets channels that are padded by a fixed number in code")

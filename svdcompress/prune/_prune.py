@@ -257,5 +257,7 @@ def _analyse(
         return None
     report.notes += trace.bugs
     if remove_inputs and not analysis.trace.inputs:
-        report.notes.append("the inputs stay: features go only where there is one input of floating point, of moderate size")
+        report.notes.append(
+            "inputs are kept: features can be removed only if there is a single floating-point input of moderate size"
+        )
     return analysis

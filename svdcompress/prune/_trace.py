@@ -129,7 +129,7 @@ class Trace:
                 if name not in known.names:
                     known.names.append(name)
                 if key in module._non_persistent_buffers_set:
-                    self.seal(known, "buffer that no checkpoint would hold")
+                    self.seal(known, "buffer that is not saved in checkpoints")
                 if prefix in protect:
                     self.seal(known, protect[prefix])
 

@@ -70,7 +70,7 @@ def plain_values(value: Any, where: str = "") -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{at}{value} is not finite, and a stored recipe could not hold it")
+            raise ValueError(f"{at}{value} is not finite, and a recipe cannot store it")
         return value
     if isinstance(value, dict):
         for key, item in value.items():
@@ -83,7 +83,7 @@ def plain_values(value: Any, where: str = "") -> Any:
             plain_values(item, f"{where}.{place}".strip("."))
         return value
     quote = "; quote it if text is meant" if isinstance(value, datetime.date) else ""
-    raise ValueError(f"{at}a {type(value).__name__}, which a stored recipe could not hold{quote}")
+    raise ValueError(f"{at}a {type(value).__name__}, which a recipe cannot store{quote}")
 
 
 def moment(value: Any) -> Any:
@@ -109,7 +109,7 @@ def known_share(share: Any) -> Any:
     if not names:
         raise ValueError(f"name at least one of {', '.join(SHARES)}")
     if isinstance(share, dict) and any(part <= 0 for part in share.values()):
-        raise ValueError(f"parts are more than 0, as in {{weight: 0.8, input: 0.2}}, not {share}")
+        raise ValueError(f"parts must be above 0, as in {{weight: 0.8, input: 0.2}}, not {share}")
     return share
 
 
@@ -150,7 +150,7 @@ def taken_by(field: str, value: Any, loss: str | None) -> None:
 def task_of(task: str | None, loss: str | None) -> str | None:
     """The task, if it fits the loss; it is needed for a loss of the user's own."""
     if loss is not None and ":" in loss and task is None:
-        raise ValueError(f"{loss} is a loss of your own: say what it is for, one of {', '.join(TASKS.values())}")
+        raise ValueError(f"{loss} is a loss of your own: set its task to one of {', '.join(TASKS.values())}")
     if loss in TASKS and task not in (None, TASKS[loss]):
         raise ValueError(f"the task of {loss} is {TASKS[loss]}; leave it out")
     return task
@@ -159,6 +159,6 @@ def task_of(task: str | None, loss: str | None) -> str | None:
 def opset_fits(opset: int, draws: bool) -> int:
     """The opset, if all files of a run can be written in it; draws: whether one of them draws its own noise."""
     if draws and opset > LAST_RANDOM_OPSET:
-        raise ValueError(f"model_mc.onnx draws random numbers, which onnxruntime has up to {LAST_RANDOM_OPSET}; "
-                         "take that, or export.monte_carlo=false")  # fmt: skip
+        raise ValueError(f"model_mc.onnx draws random numbers, which onnxruntime supports up to {LAST_RANDOM_OPSET}; "
+                         "use that, or export.monte_carlo=false")  # fmt: skip
     return opset

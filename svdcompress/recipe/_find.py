@@ -16,7 +16,7 @@ def recipes_folder() -> Path:
     for folder in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes"):
         if any(folder.glob("*.yaml")):
             return folder
-    raise RecipeError(f"no recipes beside {_PACKAGE}; install svdcompress again")
+    raise RecipeError(f"no recipes next to {_PACKAGE}; reinstall svdcompress")
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -62,10 +62,10 @@ def parse_goal(text: str) -> Goal:
     found = re.fullmatch(r"(\d+(?:_\d+)*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z%]*)", amount.lower())
     how = _HOW.format(_SIZES[measure])
     if not found:
-        raise ValueError(f"{text!r}: {amount!r} is no size; {how}")
+        raise ValueError(f"{text!r}: {amount!r} is not a size; {how}")
     number, unit = float(found[1].replace("_", "")), found[2]
     if number <= 0 or math.isinf(number):
-        raise ValueError(f"{text!r}: a size is above 0; {how}")
+        raise ValueError(f"{text!r}: a size must be above 0; {how}")
     if unit == "x":
         return Goal(text, measure, factor=_smaller(number, text))
     if unit == "%":
@@ -73,7 +73,7 @@ def parse_goal(text: str) -> Goal:
     if unit == "" and number <= 1:
         return Goal(text, measure, factor=_smaller(1 / number, text))
     if unit not in UNITS[measure]:
-        raise ValueError(f"{text!r}: {amount!r} has no unit that {measure} comes in; {how}")
+        raise ValueError(f"{text!r}: {amount!r} does not have a unit of {measure}; {how}")
     return Goal(text, measure, size=number * UNITS[measure][unit])
 
 

@@ -70,7 +70,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 4 * LONGEST:
-            raise RecipeError(f"{path}: {path.stat().st_size:,} bytes, which is no recipe")
+            raise RecipeError(f"{path}: {path.stat().st_size:,} bytes, too large for a recipe")
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
@@ -100,7 +100,7 @@ def _parse(override: str) -> tuple[str, Any]:
 
 def _put(content: dict[str, Any], field: str, value: Any, origin: str) -> None:
     if not isinstance(field, str):
-        raise RecipeError(f"{origin}: {shortened(repr(field))} is no field; write section.field, such as train.epochs")
+        raise RecipeError(f"{origin}: {shortened(repr(field))} is not a field; write section.field, such as train.epochs")
     *sections, last = field.split(".")
     place: Any = content
     model: Any = Recipe
@@ -180,4 +180,4 @@ def _nearest(loc: list[Any]) -> str:
         return f"; did you mean {' or '.join('.'.join(map(str, [*loc[:-1], name])) for name in inside[:3])}?"
     if close := nearest(str(loc[-1]), known):
         return f"; did you mean {'.'.join(map(str, [*loc[:-1], close]))}?"
-    return f"; known here: {', '.join(known)}"
+    return f"; known fields: {', '.join(known)}"

@@ -331,7 +331,7 @@ class SearchSection(Section):
         if self.latency_batch is None:
             return self
         if self.latency_command is not None:
-            raise ValueError("latency_batch has no part in what latency_command measures; leave one of them out")
+            raise ValueError("latency_batch has no effect on what latency_command measures; leave one of them out")
         measure = self.objective if self.goal is None else parse_goal(self.goal).measure
         if self.wanted and measure != "latency":
             raise ValueError("latency_batch is for goal latency=... or objective latency; leave it out, or set one of these")
@@ -379,7 +379,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sets_of_a_coverage(self) -> Recipe:
         if self.export.sets and self.calibrate.coverage is None:
-            raise ValueError("export.sets: prediction sets of which coverage? Set calibrate.coverage too (--coverage 0.9)")
+            raise ValueError("export.sets: prediction sets need a coverage; set calibrate.coverage too (--coverage 0.9)")
         return self
 
     @property

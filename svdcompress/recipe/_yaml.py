@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         event = super().get_event()
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in self._open):
-                raise TooLarge("a value that holds itself")
+                raise TooLarge("a value that contains itself")
             self._add(self._sizes.get(event.anchor, 1))
         elif isinstance(event, yaml.ScalarEvent):
             if event.anchor:
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
             size += own
             self._open[-1] = (anchor, size)
         if size > MOST:
-            raise TooLarge(f"more than {MOST:,} values, its aliases followed")
+            raise TooLarge(f"more than {MOST:,} values with its aliases expanded")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As in the safe loader, but refuse a key that occurs twice: the last one would silently win."""

@@ -62,11 +62,11 @@ def unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
     if isinstance(layer, nn.modules.conv._ConvTransposeNd):
         return "it is a transposed convolution"
     if not mask.any():
-        return "nothing of it stays"
+        return "none of its weights are left"
     view = layer.canonical(mask)
     outputs, inputs = alive(view)
     if not torch.equal(view, (outputs[:, :, None] & inputs[:, None])[..., None].expand_as(view)):
-        return "its mask is not of whole units"
+        return "its mask does not consist of whole units"
     return None
 
 
@@ -102,12 +102,12 @@ def refit(name: str, layer: VariationalLayer, target: Target, given: Any) -> Lay
     if x.shape != target.shape:
         return "it reads inputs of another shape after the cut"
     if len(at) < FEWEST:
-        return f"it gave only {len(at)} rows"
+        return f"it produced only {len(at)} rows"
     exact = torch.float32 if wanted.device.type == "mps" else torch.float64  # MPS has no double precision
     seen, wanted = layer.windows(x, at, *args, **kwargs), wanted.to(exact)
     seen = seen.to(exact if seen.shape[2:].numel() <= len(at) else torch.float32)  # few rows of many inputs need no more
     if not (seen.isfinite().all() and wanted.isfinite().all()):
-        raise UsageError(f"inputs: what layer {name!r} reads or gives is not finite; look for NaN in inputs and weights")
+        raise UsageError(f"inputs: the inputs or outputs of layer {name!r} are not finite; look for NaN in inputs and weights")
     assert layer.mask is not None
     view, mask = layer.canonical(layer.weight.detach()), layer.canonical(layer.mask)
     outputs, inputs = alive(mask)

@@ -78,7 +78,7 @@ def _figures(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         tested = (results.get("examples") or {}).get("test")
         body.append([html.name_cell(name), *cells, html.right(count(tested))])
     heads = [">dense", ">sparse", ">change (95%)", ">NLL, dense", ">NLL, sparse", ">change (95%)", ">test examples"]
-    note = html.paragraph("Error in %, or RMSE, on each run's own test data. An interval that holds 0 may be chance.")
+    note = html.paragraph("Error in %, or RMSE, on each run's own test data. A change whose interval contains 0 may be chance.")
     return note + html.table(["run", *heads], body)
 
 

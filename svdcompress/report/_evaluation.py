@@ -62,8 +62,8 @@ def _intro(found: Mapping[str, Any]) -> str:
     count = f"{found['inputs']:,} test inputs, " if found.get("inputs") else ""
     text = (
         f"svdc evaluate: {count}{found['samples']:,} samples. Green and red: better and worse than "
-        f"{found['reference']} by a difference whose 95% interval ({found['replicates']:,} bootstraps of the inputs) leaves "
-        "out 0; what has no color may be chance."
+        f"{found['reference']} by a difference whose 95% interval ({found['replicates']:,} bootstraps of the inputs) "
+        "excludes 0; differences without color may be chance."
     )
     notes = "".join(f'<p class="quiet">{escape(str(line))}</p>' for line in found.get("notes") or ())
     return f'<p class="quiet">{escape(text)}</p>{notes}'
@@ -124,7 +124,7 @@ def _answered(contenders: Sequence[Mapping[str, Any]]) -> str:
         drawing.ax.set(xlim=(0, 100), ylim=(0, None), xlabel="inputs answered, the surest first (%)")
         drawing.ax.set_ylabel("error of what is answered (%)" if percent else "RMSE of what is answered")
     caption = (
-        "Towards the left only the inputs that the model is surest of are answered, and the others handed on. Choose the "
+        "Further left, only the inputs that the model is surest of are answered, and the others are handed on. Choose the "
         "share by the error that you can accept."
     )
     return html.figure(drawing.svg, "Error by share answered", caption, "Error of what is answered against the share answered")
@@ -146,7 +146,7 @@ def _levels(shift: Mapping[str, Any]) -> str:
             low, high = axis.get_ylim()
             steady(axis, 0.05 * max(abs(low), abs(high)))
             axis.set_ylabel(DRAWN[measure])
-        drawing.axes[-1].set_xlabel("level of corruption (0: as they are)")
+        drawing.axes[-1].set_xlabel("level of corruption (0: unchanged)")
     caption = f"Means over {escape(', '.join(kinds))}; {int(shift['inputs']):,} test inputs."
     return html.figure(
         drawing.svg, "Under shift", caption, f"{', '.join(DRAWN[key] for key in measures)} by level of corruption"
@@ -187,5 +187,5 @@ def _elsewhere(contenders: Sequence[Mapping[str, Any]]) -> str:
         ax.invert_yaxis()
         ax.set_xlim(min(0.45, ax.get_xlim()[0]), 1.02)
         ax.set_xlabel("AUROC (0.5: no better than chance)")
-    caption = "How well a score tells the test inputs from other inputs, by the kind of those."
+    caption = "How well a score tells the test inputs from each kind of other inputs."
     return html.figure(drawing.svg, "Inputs from elsewhere", caption, "AUROC of each score for each kind of other inputs")

@@ -48,7 +48,7 @@ def load(folder: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise OutputError(f"{path}: no such file; {folder} holds no finished run") from None
     except ValidationError as error:
-        raise OutputError(f"{path}: not a report as svdc writes it: {explained(error)}") from None
+        raise OutputError(f"{path}: not a report written by svdc: {explained(error)}") from None
     except (OSError, ValueError) as error:
         raise OutputError(f"{path}: not readable as a report ({shortened(str(error))})") from error
     return results

@@ -50,10 +50,10 @@ def rounding(results: Mapping[str, Any]) -> str:
         text = f"Channels at multiples of {report['round_to']} measured no faster"
         return f"{text}: without rounding {forms[1]}; with it {forms[0]}."
     kept, needed = (sum(group[key] for group in groups) for key in ("kept", "kept_unrounded"))
-    text = f"Channels are kept at multiples of {report['round_to']}: {kept:,} stay, without rounding {needed:,}"
+    text = f"Channels are kept at multiples of {report['round_to']}: {kept:,} stay ({needed:,} without rounding)"
     after, unrounded = report.get("parameters_after"), report.get("parameters_unrounded")
     if after is not None and unrounded is not None:
-        text += f"; {after:,} parameters, without rounding {unrounded:,}"
+        text += f"; {after:,} parameters ({unrounded:,} without rounding)"
     return f"{text}; this measured faster." if report.get("rounded") and compared else f"{text}."
 
 
@@ -75,8 +75,8 @@ def _tempered(results: Mapping[str, Any]) -> str:
     if "nll" not in results["changes"] or not mean.get("taken") or "temperature" not in what:
         return ""
     return (
-        f" The sparse model's NLL is with its temperature ({mean['value']:.3g}, from validation data), the dense model's as it "
-        "was given; svdc evaluate compares with a temperature for each."
+        f" The sparse model's NLL uses its temperature ({mean['value']:.3g}, from validation data), the dense model's "
+        "uses none; svdc evaluate compares both with a temperature."
     )
 
 

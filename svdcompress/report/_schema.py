@@ -15,7 +15,7 @@ Shape = list[Count] | None
 def _beside(name: str) -> str:
     """Allow only pictures directly in the run's folder, since the page embeds the files that a report names."""
     if PurePath(name).name != name or "\\" in name or PurePath(name).suffix not in (".png", ".svg", ".jpg", ".jpeg"):
-        raise ValueError("a PNG, SVG or JPEG file of the folder itself is needed")
+        raise ValueError("must be a PNG, SVG or JPEG file directly in the folder")
     return name
 
 
@@ -23,7 +23,7 @@ def _inside(name: str) -> str:
     """Allow only files within the run's folder: nothing else is read."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise ValueError("a file within the folder is needed")
+        raise ValueError("must be a file within the folder")
     return name
 
 

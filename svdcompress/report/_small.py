@@ -24,7 +24,9 @@ def small_files(results: Mapping[str, Any]) -> list[str]:
     if compact := sparse.get("bytes_compact"):
         saved = 1 - compact / sparse["bytes"] if sparse.get("bytes") else 1.0
         if saved < LITTLE:
-            lines.append(f"model_compact.onnx saves nothing ({size(compact)}): too few of the weights are 0 to leave them out.")
+            lines.append(
+                f"model_compact.onnx saves nothing ({size(compact)}): too few weights are 0 to gain from leaving them out."
+            )
         else:
             words = "Without its zeros" if has_zeros(results) else "With shorter names, as there are no zeros to leave out"
             lines.append(f"{words} (model_compact.onnx): {_beside(compact, dense)}.")
@@ -70,5 +72,5 @@ def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], 
         if kinds[kind]:
             parts.append(f"{kinds[kind]} of {len(layers)} layers {words_}")
     if words == WORDS["int4"] and layers and not kinds["int4"]:
-        words = "No layer could be in four bits"
+        words = "No layer could be stored in four bits"
     return f"{words} ({found.get('file', '')}): {'; '.join(parts)}."

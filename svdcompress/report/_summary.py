@@ -74,5 +74,5 @@ def two_counts(results: Mapping[str, Any]) -> str:
         return ""
     return (
         f"Two counts of non-zeros: {before:,.0f} with the masks alone (the curve of other thresholds) and {after:,} after "
-        "pruning (the table). The difference is biases and weights of the units that were removed."
+        "pruning (the table). The difference is the biases and weights of the units that were removed."
     )

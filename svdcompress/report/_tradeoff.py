@@ -140,7 +140,7 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         for text in (
             f"goal {found['goal']}" if found.get("goal") else "",
             f"at most {found['max_drop']:g} lost" if found.get("max_drop") is not None else "",
-            f"at most {found['max_error']:g} of error" if found.get("max_error") is not None else "",
+            f"an error of at most {found['max_error']:g}" if found.get("max_error") is not None else "",
         )
         if text
     )
@@ -165,26 +165,26 @@ def _decided(found: Mapping[str, Any]) -> str:
     """A sentence on what decided between trials if that was not the upper bound; "" if it was."""
     few = f"{found['validation_examples']:,} examples are too few for counted errors to tell"
     if _by_nll(found):
-        what = "which kept the budget" if found.get("met") is not None else "which of them lost least"
+        what = "which trials are within the budget" if found.get("met") is not None else "which trial lost least"
         bound = "the bound on " if found.get("met") is not None else ""
-        return f" {few}: {bound}what the NLL speaks for (by the NLL) decided {what}, and not the line."
+        return f" {few}: {bound}the drop estimated from the NLL (by the NLL) decided {what}, not the line."
     bounded = [trial for trial in found["trials"] if trial.get("allowed") is not None and trial["met"]]
     over = [trial for trial in bounded if trial["upper"] is None or trial["upper"] > trial["allowed"] + 1e-6]
     if found.get("met") is not None and over:
-        return f" {few}: the measured loss decided by itself, and not the line."
+        return f" {few}: the measured drop alone decided, not the line."
     return ""
 
 
 def _measured(how: Mapping[str, Any]) -> str:
     """A sentence on how latencies were measured; "" for other measures."""
     if "command" in how:
-        return f" Latencies are those that {escape(how['command'])} tells."
+        return f" Latencies were reported by {escape(how['command'])}."
     if "batches" not in how:
         return ""
     batches, threads = how["batches"], how["threads"]
     each = f"batch {batches[0]}" if len(batches) == 1 else f"the geometric mean of batch {' and '.join(map(str, batches))}"
     machine = escape(str(how.get("machine")))
-    return f" Latencies are of {each}, in onnxruntime with {threads} thread{'s' * (threads != 1)} on {machine}."
+    return f" Latencies are for {each}, in onnxruntime with {threads} thread{'s' * (threads != 1)} on {machine}."
 
 
 def _trained(epochs: Mapping[str, Any] | None) -> str:
@@ -203,7 +203,7 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
         numbers = [f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", _signed(trial["upper"])]
         if by_nll:
             numbers += [_signed(trial.get("estimate")), _signed(trial.get("at_most"))]
-        on = "" if trial.get("continues") is None else f", {trial['continues']} recovered on"
+        on = "" if trial.get("continues") is None else f", {trial['continues']} recovered further"
         cells = [
             f"<td>{trial['number']}{on}{' (chosen)' if point.chosen else ''}</td>",
             *(f'<td class="number">{text}</td>' for text in numbers),
@@ -238,7 +238,7 @@ def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
     by_nll = _by_nll(results["search"])
     if by_nll:
         view.add_column("by the NLL at most", justify="right")
-        view.caption = f"{_decided(results['search']).strip().removesuffix(', and not the line.')}"
+        view.caption = f"{_decided(results['search']).strip().removesuffix(', not the line.')}"
         view.caption_justify = "left"
     view.add_column(f"dense {curve.dense:.3g}", no_wrap=True)
     top = max(max(p.upper or p.error for p in curve.points), curve.dense, 1e-12)
@@ -280,7 +280,7 @@ def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None
                 what = "test RMSE" if results.get("task") in ("regression", "gaussian") else "test error (%)"
                 curves.append(Curve(pair[0].name, name, what, pair[1], [pair[0]]))
     if not curves:
-        raise UsageError("plot_tradeoff: no run with a report that has errors and sizes was given")
+        raise UsageError("plot_tradeoff: none of the runs has a report with errors and sizes")
     if ax is None:
         ax = Figure(figsize=(5.6, 3.4), layout="constrained").subplots()
     plot_curves(ax, curves, lambda k: f"C{k}", "0.5")

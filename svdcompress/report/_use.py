@@ -103,15 +103,14 @@ def _prepared(preprocessing: Mapping[str, Any], function: str | None) -> str:
     steps = preprocessing.get("transform") or []
     if not steps and function:
         return html.paragraph(
-            f"Inputs go in as {function} gives them, with all that it does to them itself; the files need no other "
-            "preprocessing."
+            f"Pass inputs as {function} returns them, with all that it does to them; the files need no other preprocessing."
         )
     if not steps:
-        return html.paragraph("Inputs go in as the data source gives them; the files need no other preprocessing.")
+        return html.paragraph("Pass inputs as the data source returns them; the files need no other preprocessing.")
     words = "; ".join(step if isinstance(step, str) else ", ".join(f"{k}: {v}" for k, v in step.items()) for step in steps)
     if function:
         return html.paragraph(
-            f"Prepare inputs as the run did, in this order: what {function} does to them itself; {words}. svdc predict knows "
+            f"Prepare inputs as the run did, in this order: what {function} does to them itself; {words}. svdc predict does "
             "all but the first."
         )
     return html.paragraph(f"Prepare inputs as the run did, in this order: {words}. svdc predict does so by itself.")

@@ -132,7 +132,7 @@ def check_some_left(model: nn.Module, masks: Masks, examples: Examples) -> None:
     if len(output) > 1 and bool((output - output[:1]).abs().max() <= 1e-6 * output.abs().max()):
         names = ", ".join(repr(name) for name in empty[:4]) + (" ..." if len(empty) > 4 else "")
         raise PruneError(
-            f"nothing is left of layer {names}: the model gives one and the same answer to all inputs. What was trained is "
-            "kept: go on with --resume --out FOLDER and a higher --set relevance.threshold=..., or start again with a lower "
+            f"nothing is left of layer {names}: the model gives the same answer to all inputs. The trained model is "
+            "kept: continue with --resume --out FOLDER and a higher --set relevance.threshold=..., or start again with a lower "
             "train.beta.final, or more train.epochs"
         )

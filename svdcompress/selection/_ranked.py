@@ -101,8 +101,8 @@ def ranked(
     if not found.reached:
         measure, limit = ranking.limit(goal)
         warnings.warn(
-            f"goal: {measure} {limit:,.0f} cannot be reached: one unit stays in each layer, and so do those that may not go, "
-            f"which leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
+            f"goal: {measure} {limit:,.0f} cannot be reached: one unit of each layer stays, and so does what cannot be "
+            f"removed, which leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
             stacklevel=2,
         )
     return found.masks

@@ -58,7 +58,7 @@ def sensitivity(
             squares += np.where(is_read, read, written) ** 2
             batches += 1
     if not batches:
-        raise UsageError("examples: there is no batch in them; give inputs, a few at a time")
+        raise UsageError("examples: they hold no batch; pass batches of inputs, a few at a time")
     if not np.isfinite(squares).all():
         raise UsageError(
             "examples: the outputs, or how they change, are not finite numbers; look for NaN in inputs and weights"
@@ -94,7 +94,7 @@ def _moved(
             output = main_output(call(model, inputs))
             if not output.requires_grad:
                 raise UsageError(
-                    "examples: the outputs have no gradients; is there no_grad or inference_mode in or around forward?"
+                    "examples: the outputs have no gradients; does forward use no_grad or inference_mode, or run in one?"
                 )
             signs = torch.randint(0, 2, output.shape, generator=generator).mul_(2).sub_(1).to(output)
             found = torch.autograd.grad((output * signs).sum() / len(output) ** 0.5, weights, allow_unused=True)

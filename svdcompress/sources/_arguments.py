@@ -44,4 +44,4 @@ def outputs_hint(section: ModelSection, outputs: int, wanted: int) -> str:
     if section.name == "mlp":
         sizes = [*section.args.get("sizes", (64, 300, 100, 10))[:-1], wanted]
         return f"add --model-arg 'sizes={sizes}'"
-    return f"add --model-arg {name}={wanted}" if name else f"let {section.name} make a model of {wanted} outputs"
+    return f"add --model-arg {name}={wanted}" if name else f"let {section.name} make a model with {wanted} outputs"

@@ -47,9 +47,11 @@ def read_npz(place: str, section: DataSection) -> Raw:
         )
     known = {name for split in tables for kind in ("x", "y") for name in _npz_names(kind, split)}
     others = [name for name in arrays if name not in known and LIKE_SPLITS & set(name.lower().split("_"))]
-    said = "known are x and y with train, validation, val, valid or test"
+    said = "known names are x and y with train, validation, val, valid or test"
     warnings = (
-        [f"{path}: not read, though named like data to train or judge on: {', '.join(others)} ({said})"] if others else []
+        [f"{path}: not read, although named like training, validation or test data: {', '.join(others)} ({said})"]
+        if others
+        else []
     )
     return Raw(tables["train"], tables["test"], tables["validation"], warnings=warnings)
 

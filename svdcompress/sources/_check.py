@@ -16,7 +16,7 @@ from svdcompress.sources._positions import IGNORED
 
 LARGEST = torch.finfo(torch.float32).max
 
-FROM_ONE = "the labels seem to count from 1: subtract 1, as the first class is 0"
+FROM_ONE = "the labels seem to start at 1: subtract 1, because the first class is 0"
 
 MOST_CLASSES = 2**24
 """Labels this large or larger cannot be classes."""
@@ -49,10 +49,16 @@ class Check:
             if targets.dim() == 2 and targets.shape[1] == 1:
                 targets = targets[:, 0]
             if targets.is_floating_point():
-                what = "is no class; a regression? --loss mse (or gaussian-nll)"
+                what = "is not a class; for a regression, use --loss mse (or gaussian-nll)"
                 self._refuse(~(targets.isfinite() & (targets == targets.floor())), targets, rows, "{:g}", what)
             targets = targets.long()
-            self._refuse(targets >= MOST_CLASSES, targets, rows, "label {}", f"is more than the {MOST_CLASSES:,} classes")
+            self._refuse(
+                targets >= MOST_CLASSES,
+                targets,
+                rows,
+                "label {}",
+                f"is too large: at most {MOST_CLASSES:,} classes are possible",
+            )
             broken = targets < 0 if not self.outputs else (targets < 0) | (targets >= self.outputs)
             why = f": {FROM_ONE}" if bool(broken.any()) and from_one([targets], self.outputs) else self.why
             known = f" 0 to {self.outputs - 1}{why}" if self.outputs else ""
@@ -110,7 +116,7 @@ def _one_finite(tensor: Tensor, where: str, rows: Sequence[int] | None, split: s
         return
     place = broken.nonzero()[0].tolist()
     value = tensor[tuple(place)].item()
-    beyond = ", which is infinite as float32" if math.isfinite(value) else ""
+    beyond = ", which overflows float32" if math.isfinite(value) else ""
     raise DataError(f"{where}: {value}{beyond} in {_place(place, rows)}{split}")
 
 

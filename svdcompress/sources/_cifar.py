@@ -36,7 +36,7 @@ def read_cifar(place: str, section: DataSection) -> Raw:
         test_table = _archive(test, classes, section)[0] if os.path.isfile(test) else None
         return Raw(train_table, test_table, classes=classes)
     raise DataError(
-        f"data.name: {folder}: none of data_batch_1.bin, train.bin and train.tar.gz in it; name the folder as cifar10:DIR"
+        f"data.name: {folder}: contains none of data_batch_1.bin, train.bin and train.tar.gz; name the folder as cifar10:DIR"
     )
 
 
@@ -50,7 +50,8 @@ _BINARY = (
 def _records(base: Path, train: list[Path], test: Path, names: Path, labels: int, section: DataSection) -> Raw:
     if section.image_size not in (None, (32, 32)):
         raise DataError(
-            f"data.image_size: the images of {base} are 32x32; a transform resizes them, as in data.transform=[{{resize: 64}}]"
+            f"data.image_size: the images of {base} are 32x32; resize them with a transform, as in data.transform=[{{resize: "
+            f"64}}]"
         )
     parts = zip(*(_binary(file, labels) for file in train), strict=True)
     images, targets = (torch.cat(part) for part in parts)
@@ -58,7 +59,7 @@ def _records(base: Path, train: list[Path], test: Path, names: Path, labels: int
     table = Table(str(test), *_binary(test, labels))
     most = max(int(targets.max()), int(table.targets.max()))
     if classes is not None and most >= len(classes):
-        raise DataError(f"data: {base}: label {most}, and {names.name} names {len(classes)} classes")
+        raise DataError(f"data: {base}: label {most}, but {names.name} names {len(classes)} classes")
     return Raw(Table(str(base), images, targets), table, classes=classes)
 
 
@@ -78,7 +79,9 @@ def _binary(path: Path, labels: int) -> tuple[Tensor, Tensor]:
     size = labels + _PIXELS
     if not len(content) or len(content) % size:
         kind = "CIFAR-10" if labels == 1 else "CIFAR-100"
-        raise DataError(f"data: {path}: {len(content)} bytes are not whole {kind} records of {size}; it is truncated")
+        raise DataError(
+            f"data: {path}: {len(content)} bytes are not whole {kind} records of {size} bytes; the file is truncated"
+        )
     records = torch.from_numpy(content).view(-1, size)
     return records[:, labels:].reshape(-1, 3, 32, 32).contiguous(), records[:, labels - 1].long()
 
@@ -86,7 +89,7 @@ def _binary(path: Path, labels: int) -> tuple[Tensor, Tensor]:
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member)
     if member.size > LARGEST:
-        raise DataError(f"data: {archive.name}, {member.name}: {member.size:,} bytes, which is no image of CIFAR")
+        raise DataError(f"data: {archive.name}, {member.name}: {member.size:,} bytes, too large for a CIFAR image")
     return b"" if file is None else file.read()
 
 
@@ -103,7 +106,7 @@ def _archive(path: Path, classes: list[str] | None, section: DataSection) -> tup
     except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
         raise DataError(f"data: {path}: cannot be read, or truncated ({error})") from error
     if not images:
-        raise DataError(f"data: {path}: no images in class folders in it")
+        raise DataError(f"data: {path}: contains no images in class folders")
     images.sort(key=lambda entry: entry[0])
     labels, classes = encode_classes([entry[1] for entry in images], classes, f"data: {path}")
     return Table(str(path), stacked([entry[2] for entry in images], [entry[0] for entry in images]), labels), classes

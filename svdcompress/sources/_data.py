@@ -107,8 +107,8 @@ def _bytes(section: DataSection, train: Table) -> list[str]:
     if not any(found):
         return []
     return [
-        f"{train.origin}: inputs of bytes (uint8) go in divided by 255, as images do; give what is none (token ids, counts) in "
-        "another type (int64, float32)"
+        f"{train.origin}: byte inputs (uint8) are divided by 255 like images; pass other data (token ids, counts) as another "
+        "type (int64, float32)"
     ]
 
 
@@ -136,7 +136,7 @@ def _read(section: DataSection, task: str) -> Raw:
     name = section.name
     kinds = ", ".join([*READERS, "csv:FILE", "parquet:FILE", "package.module:factory"])
     if not name:
-        raise DataError(f"data: no data are named; use one of {kinds}")
+        raise DataError(f"data: no data source is named; use one of {kinds}")
     kind, _, place = name.partition(":")
     if kind in ("csv", "parquet"):
         return read_table(place, section, kind, task)

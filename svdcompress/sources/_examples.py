@@ -225,7 +225,7 @@ def _numbers(targets: Any, where: str) -> Tensor:
     try:
         targets = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where}: the targets of a batch are no numbers: {targets!r:.60} ({error})") from error
+        raise DataError(f"{where}: the targets of a batch are not numbers: {targets!r:.60} ({error})") from error
     if not targets.dim():
         raise DataError(f"{where}: the targets of a batch are a single number; one for each example is needed")
     return targets

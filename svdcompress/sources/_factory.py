@@ -42,7 +42,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
     factory = import_name(name, DataError, "data.name")
     name = shown(name)
     if section.args and not callable(factory):
-        raise DataError(f"data.args: {name} is a {type(factory).__name__}, no function: it takes no arguments")
+        raise DataError(f"data.args: {name} is a {type(factory).__name__}, not a function: it takes no arguments")
     try:
         made = factory(**section.args) if callable(factory) else factory
     except Exception as error:  # whatever the user's factory raises
@@ -50,7 +50,9 @@ def read_factory(name: str, section: DataSection) -> Raw:
     if isinstance(made, dict):
         parts = {"validation" if key in ("val", "valid") else key: value for key, value in made.items()}
         if len(parts) < len(made):
-            raise DataError(f"data.name: {name} returned {', '.join(map(str, made))}: validation, val and valid are the same")
+            raise DataError(
+                f"data.name: {name} returned {', '.join(map(str, made))}: validation, val and valid mean the same split"
+            )
     elif isinstance(made, tuple | list) and not _is_pair(made):
         names = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}.get(len(made), ())
         parts = dict(zip(names, made, strict=True)) if names else {}
@@ -100,7 +102,7 @@ def _pair(inputs: Any, targets: Any, name: str) -> Table:
         map_tensors(inputs, lambda tensor: sizes.append(len(tensor)))
         sizes.append(len(targets))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"data.name: {name}: (inputs, targets) that are no arrays of numbers ({error})") from error
+        raise DataError(f"data.name: {name}: (inputs, targets) are not arrays of numbers ({error})") from error
     if len(set(sizes)) > 1 or len(sizes) < 2:
         raise DataError(f"data.name: {name}: {', '.join(map(str, sizes[:-1])) or 'no'} inputs, but {sizes[-1]} targets")
     return Table(name, inputs, targets)

@@ -74,7 +74,7 @@ def _table(
     if section.image_size and image is None:
         raise DataError(f"data.image_size: {origin} has no column of images among {', '.join(columns)}")
     if own["tokenizer"] and (image is not None or text is None):
-        raise DataError(f"data.args.tokenizer: {origin} is not read as text; data.features names the column of text")
+        raise DataError(f"data.args.tokenizer: {origin} is not read as text; name the text column in data.features")
     if image is not None:
         size = list(section.image_size) if section.image_size else None
         return Table(origin, _images(split[image], section, origin), targets), classes, {"image_size": size}
@@ -116,7 +116,7 @@ def _numbers(split: Any, column: str, origin: str) -> torch.Tensor:
     try:
         return torch.as_tensor(np.asarray(values, dtype=np.float32))
     except (TypeError, ValueError) as error:
-        raise DataError(f"data.features: {origin}: column {column!r} is no array of numbers ({error})") from error
+        raise DataError(f"data.features: {origin}: column {column!r} is not an array of numbers ({error})") from error
 
 
 def _images(images: Any, section: DataSection, origin: str) -> torch.Tensor:

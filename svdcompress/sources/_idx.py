@@ -48,7 +48,7 @@ def read_idx(place: str, section: DataSection) -> Raw:
         images, labels = read_idx_file(images_file), read_idx_file(labels_file)
         if images.dim() != 3 or labels.dim() != 1:
             shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
-            raise DataError(f"data: {images_file} and its labels are of the shapes {shapes}; (N, H, W) and (N,) are needed")
+            raise DataError(f"data: {images_file} and its labels have the shapes {shapes}; (N, H, W) and (N,) are needed")
         if len(images) != len(labels):
             raise DataError(f"data: {images_file} has {len(images)} images, {labels_file} {len(labels)} labels")
         if not len(labels):
@@ -60,8 +60,7 @@ def read_idx(place: str, section: DataSection) -> Raw:
     if int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
         wrong = int(labels.max()) if int(labels.min()) >= 0 else int(labels.min())
         raise DataError(
-            f"data: {files['train', 'labels']}: label {wrong}; labels count classes from 0, of which there are at most "
-            f"{MOST_CLASSES:,}"
+            f"data: {files['train', 'labels']}: label {wrong}; labels start at 0, with at most {MOST_CLASSES:,} classes"
         )
     return Raw(tables["train"], tables["test"], classes=[str(c) for c in range(int(labels.max()) + 1)])
 
@@ -85,7 +84,7 @@ def _one_set(tried: list[Path]) -> _Files:
     raise DataError(
         "data.name: no IDX files (train-images-idx3-ubyte[.gz] and the other three) in "
         f"{', '.join(map(str, tried))}. Name their folder: --data mnist:DIR, data.root, or the variable {MNIST_ENV}. "
-        "torchvision.datasets.MNIST('DIR', download=True) makes it (DIR/MNIST/raw)"
+        "torchvision.datasets.MNIST('DIR', download=True) creates it (DIR/MNIST/raw)"
     )
 
 
@@ -128,7 +127,7 @@ def read_idx_file(path: Path) -> Tensor:
             wanted = math.prod(shape) * kind.itemsize
             there = size * (INFLATES if path.suffix == ".gz" else 1)  # at most
             if wanted > there:
-                raise DataError(f"data: {path}: truncated: its header promises {wanted:,} bytes, in a file of {size:,}")
+                raise DataError(f"data: {path}: truncated: its header promises {wanted:,} bytes, but the file has {size:,}")
             enough_memory(wanted, f"data: {path}")
             body = file.read(wanted + 1)
     except (OSError, EOFError, zlib.error) as error:
@@ -139,4 +138,4 @@ def read_idx_file(path: Path) -> Tensor:
     try:
         return torch.from_numpy(np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("=")))
     except ValueError as error:
-        raise DataError(f"data: {path}: dimensions that no array has: {shape} ({error})") from error
+        raise DataError(f"data: {path}: impossible dimensions: {shape} ({error})") from error

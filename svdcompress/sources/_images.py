@@ -121,10 +121,10 @@ _SPLITS = {"train": ("train", "training"), "validation": ("val", "valid", "valid
 def _folder(folder: Path, classes: list[str] | None, section: DataSection) -> tuple[Table, list[str]]:
     files = image_files(folder)
     if not files:
-        raise DataError(f"data: {folder}: no images in class folders below it")
+        raise DataError(f"data: {folder}: contains no images in class folders")
     names = [file.relative_to(folder).parts[0] for file in files]
     if any(file.parent == folder for file in files):
-        raise DataError(f"data: {folder}: images lie beside the class folders; each belongs into the folder of its class")
+        raise DataError(f"data: {folder}: images are next to the class folders; move each into the folder of its class")
     labels, classes = encode_classes(names, classes, f"data: {folder}")
     first = decode(files[0], section.image_size, str(files[0]))
     if first.numel() * len(files) > IN_MEMORY_BYTES:

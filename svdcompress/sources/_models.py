@@ -41,8 +41,8 @@ def make_model(section: ModelSection) -> nn.Module:
     lazy = [name for name, module in model.named_modules() if isinstance(module, LazyModuleMixin)]
     if lazy:  # a run makes the model again for each file that it reads, with no examples at hand
         raise ModelError(
-            f"model: {shown(section.name)} has layers without shapes ({', '.join(lazy[:3])}), which get them in a first call: "
-            "call it on a batch, in its factory or before it is handed over"
+            f"model: {shown(section.name)} has lazy layers without shapes ({', '.join(lazy[:3])}): call it on a batch once, in "
+            "its factory or before you pass it"
         )
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ModelError(f"model: {shown(section.name)} has weights on the meta device, without values; make it on the CPU")
@@ -149,7 +149,7 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
             if not (
                 isinstance(cls, type) and (issubclass(cls, transformers.PreTrainedModel) or cls.__name__[:9] == "AutoModel")
             ):
-                raise TypeError(f"{cls!r:.80} is no class of models")
+                raise TypeError(f"{cls!r:.80} is not a model class")
             if not pretrained:
                 return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
             extra: dict[str, Any] = {"trust_remote_code": False} if cls.__name__.startswith("Auto") else {}
@@ -157,7 +157,7 @@ def _hugging_face(place: str, args: dict[str, Any]) -> nn.Module:
             model, info = cls.from_pretrained(place, config=config, output_loading_info=True, **extra)
     except Exception as error:  # transformers raises many kinds of errors
         reason = (str(error).splitlines() or [""])[0]
-        here = "" if os.path.isdir(place) else f" (and there is no folder {place} below the current one)"
+        here = "" if os.path.isdir(place) else f" (and the current folder contains no folder {place})"
         raise ModelError(f"model: hf:{place}: {type(error).__name__}: {reason}{here}") from error
     fresh = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
     _FRESH[model] = sorted(map(str, fresh))

@@ -15,7 +15,7 @@ from typing import Any
 from svdcompress.errors import SvdcError
 from svdcompress.sources.given import gone, is_given
 
-HOW = "if you know it and trust it, say so: --trust-code (in Python: trust_code=True)"
+HOW = "if you know and trust it, pass --trust-code (in Python: trust_code=True)"
 """Advice on code that a file names."""
 
 
@@ -101,4 +101,4 @@ def _tell_of_others(path: Path) -> None:
         own = [file for file in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if file.is_file()]
         got = getattr(sys.modules.get(name), "__file__", None)
         if own and got and Path(got).resolve() not in [file.resolve() for file in own]:
-            warnings.warn(f"{path.name}: import {name} gave {got}, not {own[0]}: rename the latter", stacklevel=2)
+            warnings.warn(f"{path.name}: import {name} loaded {got} instead of {own[0]}: rename the latter", stacklevel=2)

@@ -35,7 +35,7 @@ def load_npz(path: Path) -> dict[str, Tensor]:
             members = archive.infolist()
             names = [member.filename.removesuffix(".npy") for member in members]
             if len(set(names)) < len(names):
-                raise DataError(f"{path}: two arrays of one name in it")
+                raise DataError(f"{path}: contains two arrays of the same name")
             enough_memory(sum(member.file_size for member in members), str(path))
             found = {}
             for name, member in zip(names, members, strict=True):
@@ -43,7 +43,9 @@ def load_npz(path: Path) -> dict[str, Tensor]:
                 if member.flag_bits & 1:
                     raise DataError(f"{where}: encrypted")
                 if member.file_size > INFLATES * (member.compress_size + 1024):
-                    raise DataError(f"{where}: damaged: {member.file_size:,} bytes cannot come of {member.compress_size:,}")
+                    raise DataError(
+                        f"{where}: damaged: {member.compress_size:,} compressed bytes cannot expand to {member.file_size:,}"
+                    )
                 with archive.open(member) as file:
                     found[name] = _array(file, member.file_size, where)
             return found
@@ -60,7 +62,7 @@ def _array(file: IO[bytes], size: int, where: str) -> Tensor:
         version = np.lib.format.read_magic(file)
         read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
         if read is None:  # 3.0 is for structured arrays with non-ASCII names
-            raise ValueError(f"version {version} of the format is for other than plain numbers")
+            raise ValueError(f"version {version} of the format is not for plain numbers")
         shape, fortran, dtype = read(file)
     except Exception as error:  # mostly ValueError; the parser raises others on noise
         raise DataError(f"{where}: not a readable array of numbers ({shortened(str(error))})") from error
@@ -68,18 +70,18 @@ def _array(file: IO[bytes], size: int, where: str) -> Tensor:
         raise DataError(f"{where}: an array of {shortened(str(dtype), 60)}; numbers are needed")
     wanted = math.prod(shape) * dtype.itemsize
     if wanted > size:
-        raise DataError(f"{where}: truncated: its header promises {wanted:,} bytes, in a file of {size:,}")
+        raise DataError(f"{where}: truncated: its header promises {wanted:,} bytes, but the file has {size:,}")
     enough_memory(wanted, where)
     content = bytearray()
     while len(content) < wanted and (piece := file.read(min(_PIECE, wanted - len(content)))):
         content += piece
     if len(content) < wanted or file.read(1):
         others = "fewer" if len(content) < wanted else "more"
-        raise DataError(f"{where}: damaged: its header promises {wanted:,} bytes of numbers, and there are {others}")
+        raise DataError(f"{where}: damaged: its header promises {wanted:,} bytes of numbers, but there are {others}")
     try:
         array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
     except ValueError as error:
-        raise DataError(f"{where}: a shape that no array has: {shortened(str(shape), 60)} ({error})") from error
+        raise DataError(f"{where}: an impossible shape: {shortened(str(shape), 60)} ({error})") from error
     return as_tensor(array, where)
 
 
@@ -109,4 +111,4 @@ def as_tensor(array: np.ndarray, where: str) -> Tensor:
 def enough_memory(wanted: int, where: str) -> None:
     """Raises DataError if this machine does not have `wanted` bytes of memory free."""
     if wanted > (free := memory()):
-        raise DataError(f"{where}: needs {wanted / 2**30:,.1f} GiB of memory, and this machine has {free / 2**30:,.1f} free")
+        raise DataError(f"{where}: needs {wanted / 2**30:,.1f} GiB of memory, but this machine has {free / 2**30:,.1f} free")

@@ -76,5 +76,6 @@ def check_fields(section: DataSection) -> None:
             raise DataError(f"data.args: {what} know {', '.join(ARGS)}, not {unknown[0]!r}")
         if section.args and not section.args.get("tokenizer"):
             raise DataError(
-                f"data.args.{next(iter(section.args))}: is for text; name its tokenizer too (--data-arg tokenizer=FOLDER)"
+                f"data.args.{next(iter(section.args))}: applies to text only; also name its tokenizer (--data-arg "
+                "tokenizer=FOLDER)"
             )

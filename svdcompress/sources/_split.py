@@ -28,14 +28,16 @@ def in_three(raw: Raw, section: DataSection, read: Read) -> dict[str, Table]:
     if test is None:
         train, test = _hold_out(train, section.test_share, section, "test_share")
     elif section.test_share != DataSection().test_share:
-        raw.warnings.append(f"data.test_share: {section.test_share:g} does nothing, as {section.name} has test data of its own")
+        raw.warnings.append(
+            f"data.test_share: {section.test_share:g} has no effect, because {section.name} has its own test data"
+        )
     if isinstance(section.validation, str):
         test, validation = _held_elsewhere(section.validation, section, raw, test, read)
         return {"train": train, "validation": validation, "test": test}
     if raw.validation is not None:
         if section.validation != DataSection().validation:
             raw.warnings.append(
-                f"data.validation: {section.validation:g} does nothing, as {section.name} has validation data of its own"
+                f"data.validation: {section.validation:g} has no effect, because {section.name} has its own validation data"
             )
         return {"train": train, "validation": raw.validation, "test": test}
     train, validation = _hold_out(train, section.validation, section, "validation")
@@ -53,8 +55,8 @@ def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read
     if name.partition(":")[0] in TABLES:  # read with the categories and columns of the training data
         if str(section.name).partition(":")[0] not in TABLES:
             raise DataError(
-                f"data.validation: {name} is a table, and {section.name} is none: the columns of its inputs are not known. "
-                f"Name data of the kind of {section.name}, or test:50%"
+                f"data.validation: {name} is a table, but {section.name} is not, so its input columns are not known. Name data "
+                f"of the same kind as {section.name}, or test:50%"
             )
         table = read(section.model_copy(update={"test": name})).test
         assert table is not None

@@ -61,8 +61,8 @@ def note(origin: str, preprocessing: Mapping[str, Any], scaled: bool) -> str:
     together = " together, by one mean and one standard deviation" if several else ""
     also, gives = (f", and so {verb} {names}{together}", f" and give {names}") if scaled else ("", "")
     return (
-        f"the columns of {origin} are standardised (mean 0, standard deviation 1){also}; predict and the ONNX files take the "
-        f"columns{gives} as they stand in the table. Off: {OFF}"
+        f"the columns of {origin} are standardized (mean 0, standard deviation 1){also}; predict and the ONNX files take the "
+        f"columns{gives} in the table's units. Turn off: {OFF}"
     )
 
 
@@ -75,12 +75,12 @@ def unscaled(section: DataSection, inputs: Any, targets: Any, task: str, standar
         largest = float(inputs.abs().max(0).values.max())
         if largest > SPREAD or 0 < largest < 1 / SPREAD:
             what = f"the inputs' columns have values up to {largest:.3g}"
-            found.append(f"{what}; a network learns better from standardised ones: --set data.standardize=true")
+            found.append(f"{what}; a network learns better from standardized ones: --set data.standardize=true")
     if asked and isinstance(targets, Tensor) and task in ("regression", "gaussian") and len(targets) > 1 and not scaled:
         spread = targets.double().std()
         if float(spread) > SPREAD or 0 < float(spread) < 1 / SPREAD:
             what = f"the targets have a standard deviation of {float(spread):.3g}"
-            found.append(f"{what}; a network learns better from standardised ones: --set data.target_scale=standardize")
+            found.append(f"{what}; a network learns better from standardized ones: --set data.target_scale=standardize")
     return found
 
 
@@ -94,9 +94,9 @@ def _uneven(targets: Tensor) -> list[str]:
         return []
     return [
         f"the {targets.shape[1]} targets have means from {float(mean.min()):.3g} to {float(mean.max()):.3g} and standard "
-        f"deviations from {float(each.min()):.3g} to {float(each.max()):.3g}, but one scale, one loss and one noise: what "
-        "varies little hardly counts, and gets standard deviations that are far too large (intervals of --coverage have a "
-        "width for each). Give them one scale in the data, or train a model for each"
+        f"deviations from {float(each.min()):.3g} to {float(each.max()):.3g}, but share one scale, one loss and one noise: a "
+        "target that varies little hardly counts, and gets standard deviations that are far too large (intervals of "
+        "--coverage have a width for each). Give them a common scale in the data, or train one model for each"
     ]
 
 
@@ -108,8 +108,8 @@ def not_classes(targets: Any, classes: list[str] | None) -> list[str]:
     if values <= 20 or values <= len(targets) / 3:
         return []
     return [
-        f"the target has {values:,} different whole numbers in {len(targets):,} examples, each taken for a class; "
-        "a regression? --loss mse"
+        f"the target has {values:,} different whole numbers in {len(targets):,} examples, each treated as a class; for a "
+        "regression, use --loss mse"
     ]
 
 
@@ -122,4 +122,7 @@ def absent_classes(targets: Tensor | None, classes: list[str] | None) -> list[st
     if not absent:
         return []
     named = ", ".join(absent[:5]) + (" ..." if absent[5:] else "")
-    return [f"no training example is of {len(absent)} of the {len(classes)} classes ({named}): what is left cannot know them"]
+    return [
+        f"no training example belongs to {len(absent)} of the {len(classes)} classes ({named}): the sparse model cannot learn "
+        "them"
+    ]

@@ -83,7 +83,7 @@ def _targets(
         if task == "classification":
             names = ", ".join(columns)
             raise DataError(
-                f"data.target: {names}: several columns are for mse, gaussian-nll and binary; classes are one column"
+                f"data.target: {names}: several columns need mse, gaussian-nll or binary; classes must be in one column"
             )
         return torch.stack([numbers(column) for column in columns], 1), None
     if task in ("classification", "binary"):
@@ -153,7 +153,7 @@ def _columns(frame: Any) -> str:
     """A table's columns for a message, with a hint if its only column suggests another separator."""
     names = [str(column) for column in frame.columns]
     mark = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), None)
-    return ", ".join(names[:20]) + (f", which {mark!r} seems to separate: columns are separated by commas" if mark else "")
+    return ", ".join(names[:20]) + (f", apparently separated by {mark!r}: use commas" if mark else "")
 
 
 def _text_settings(frame: Any, features: list[str], section: DataSection, place: str) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
     if huge.any():
         row = int(huge.argmax())
         raise DataError(
-            f"{field}: {place}: column {series.name!r}: {values[row]} in row {row} is infinite as float32, which networks take"
+            f"{field}: {place}: column {series.name!r}: {values[row]} in row {row} overflows float32, which networks use"
         )
     return torch.from_numpy(values)
 
@@ -227,9 +227,9 @@ def _crowded(column: str, values: Tensor, field: str) -> list[str]:
     if float(lost) <= LOST * float(values.std(correction=0)):
         return []
     return [
-        f"{field}: column {column!r}: of {len(values.unique()):,} different values {len(values.float().unique()):,} are "
-        f"left in float32, in which networks and their files compute, as they are as large as {float(values.abs().max()):.3g}; "
-        "take off what they have in common, in the table"
+        f"{field}: column {column!r}: of {len(values.unique()):,} different values {len(values.float().unique()):,} are left "
+        f"in float32, which networks and their files use, because values reach {float(values.abs().max()):.3g}; subtract a "
+        "common offset in the table"
     ]
 
 
@@ -241,8 +241,8 @@ def _classes(series: Any, known: list[str] | None, place: str) -> tuple[Tensor, 
         if broken.any():
             row = int(broken.argmax())
             raise DataError(
-                f"data.target: {place}: column {series.name!r} holds {values[row]} in row {row}, which is no class; "
-                "a regression? --loss mse (or gaussian-nll)"
+                f"data.target: {place}: column {series.name!r} holds {values[row]} in row {row}, which is not a class; for a "
+                "regression, use --loss mse (or gaussian-nll)"
             )
         series = series.astype(int)
     if known is None and series.dtype.kind in "iu":

@@ -45,7 +45,7 @@ def tokens(
     most = most_tokens(tokenizer, f"data.args.tokenizer: {args['tokenizer']}")
     length = args["max_length"] if args.get("max_length") is not None else min(MAX_LENGTH, most)
     if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= LONGEST:
-        raise DataError(f"data.args.max_length: {length!r:.40} is no number of tokens from 1 to {LONGEST:,}")
+        raise DataError(f"data.args.max_length: {length!r:.40} is not a number of tokens from 1 to {LONGEST:,}")
     try:
         encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
     except Exception as error:  # a damaged tokenizer may raise anything

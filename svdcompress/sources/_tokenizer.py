@@ -39,7 +39,7 @@ def most_tokens(tokenizer: Any, field: str) -> int:
     """The tokenizer's limit on tokens, `model_max_length`; NO_LIMIT or more if it has none. Raises DataError if invalid."""
     most = getattr(tokenizer, "model_max_length", None) or NO_LIMIT
     if isinstance(most, bool) or not isinstance(most, int | float) or not 1 <= most < float("inf"):
-        raise DataError(f"{field}: its model_max_length is {shortened(repr(most), 60)}, which is no number of tokens")
+        raise DataError(f"{field}: its model_max_length is {shortened(repr(most), 60)}, which is not a number of tokens")
     return int(most)
 
 

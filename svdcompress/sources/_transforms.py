@@ -115,7 +115,7 @@ def _step(spec: Spec, field: str, trust_code: bool) -> Callable[[Tensor], Tensor
         raise RecipeError(f"{field}: {spec!r}: write one transform per item, such as - normalize: {{mean: 0.5, std: 0.5}}")
     if is_python_name(name):
         if name not in PURE and not trust_code:
-            raise TrustError(f"{field}: {name} is Python code, and a file alone does not make it run; {HOW}")
+            raise TrustError(f"{field}: {name} is Python code, which does not run just because a file names it; {HOW}")
         function = PURE[name] if name in PURE else import_name(name, RecipeError, field)
         return (lambda x: function(x, **value)) if isinstance(value, Mapping) else function
     if name not in TRANSFORMS:

@@ -76,7 +76,10 @@ def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = No
     unused = [name for name in state if name not in own]
     return told + [
         f"{path.name}: {len(names)} {what}: {', '.join(shortened(name, 120) for name in names[:4])}{' ...' * (len(names) > 4)}"
-        for names, what in ((new, "tensors are not in it and start as drawn"), (unused, "of its tensors are not used"))
+        for names, what in (
+            (new, "tensors are not in it and keep their initial values"),
+            (unused, "of its tensors are not used"),
+        )
         if names
     ]
 
@@ -122,7 +125,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(str(path))
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"weights: {path}: not a whole safetensors file ({shortened(str(error))}); fetch or save it again"
+            f"weights: {path}: not a complete safetensors file ({shortened(str(error))}); fetch or save it again"
         ) from error
 
 
@@ -137,9 +140,9 @@ def _read_sharded(path: Path) -> dict[str, Tensor]:
     for shard in shards:
         file = path.parent / Path(shard).name
         if file.suffix != ".safetensors":
-            raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is no .safetensors file")
+            raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is not a .safetensors file")
         if not os.path.isfile(file):
-            raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is not beside it")
+            raise CheckpointError(f"weights: {path} names {shortened(shard)}, which is not in the same folder")
         held = _read_safetensors(file)
         twice = next((name for name in held if name in state), None)
         if twice is not None:
@@ -147,7 +150,7 @@ def _read_sharded(path: Path) -> dict[str, Tensor]:
         state.update(held)
     lost = next((name for name in index.weight_map if name not in state), None)
     if lost is not None:
-        raise CheckpointError(f"weights: {path} names {shortened(lost)}, which none of its shards holds")
+        raise CheckpointError(f"weights: {path} names {shortened(lost)}, which is in none of its shards")
     return state
 
 
@@ -205,7 +208,8 @@ def _stored(path: Path, model: nn.Module, strip_prefix: str | None) -> tuple[dic
         if not any(name.startswith(strip_prefix) for name in state):
             first = shortened(next(iter(state)), 120)
             told.append(
-                f"weights: no name in {path.name} begins with {strip_prefix!r}, so none is stripped (the first is {first})"
+                f"weights: no name in {path.name} begins with {strip_prefix!r}, so nothing is stripped (the first name is "
+                f"{first})"
             )
         state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
     return _unwrapped(state, model), told
@@ -236,7 +240,7 @@ def _others(content: Any, way: Sequence[str], state: Mapping[str, Tensor], path:
             if other != key and not names(state).isdisjoint(names(_within(value, []))):
                 file, name = path.name, shortened(repr(other), 120)
                 return [
-                    f"weights: taken from {key!r}; {name} is in {file}, too. To take that, save it as a file of its own: "
+                    f"weights: taken from {key!r}; {file} also contains {name}. To use that, save it in its own file: "
                     f"torch.save(torch.load({file!r}, weights_only=True){place}[{name}], 'other.pt')"
                 ]
         content, place = content[key], f"{place}[{key!r}]"
@@ -289,14 +293,14 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequenc
                 more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
                 lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
         if loaded and missing and not wrong:
-            lines.append("  Weights to start training from, such as an encoder under a new head? Add --untrained")
+            lines.append("  To start training from these weights, such as an encoder under a new head, add --untrained")
         raise CheckpointError("\n".join([*lines, *(f"  {line}" for line in told)]))
     for name, tensor in state.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or not _same_kind(tensor.dtype, own[name].dtype):
             kind = f"{tensor.dtype}" if tensor.layout is torch.strided else f"{tensor.layout}"
             raise CheckpointError(
-                f"weights: {path}: {name} is of {kind}, the model's of {own[name].dtype}; save them as they were trained "
-                f"({', '.join(map(str, FLOATS))})"
+                f"weights: {path}: {name} is {kind}, but the model's is {own[name].dtype}; save the weights in the type that "
+                f"they were trained in ({', '.join(map(str, FLOATS))})"
             )
         if not finite_as(tensor, own[name]):
             raise CheckpointError(f"weights: {path}: {name} holds values that are not finite")

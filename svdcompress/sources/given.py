@@ -20,14 +20,14 @@ _GIVEN: dict[str, Any] = {}
 _LOCK = Lock()
 
 AGAIN = {
-    "model": "a finished run opens with svdcompress.load_run(folder, model=...), or on the command line with --model "
+    "model": "open a finished run with svdcompress.load_run(folder, model=...), or on the command line with --model "
     "FILE.py:FACTORY; ",
-    "data": "a finished run opens with svdcompress.load_run(folder, data=...); ",
+    "data": "open a finished run with svdcompress.load_run(folder, data=...); ",
     "loss": "",
 }
 """What can be handed over, and how to do so again for a finished run."""
 
-RESUME = "a stopped one goes on with svdcompress.sparsify(..., resume=True)"
+RESUME = "resume a stopped one with svdcompress.sparsify(..., resume=True)"
 
 
 def is_given(name: str | None) -> bool:
@@ -48,7 +48,7 @@ def shown(name: str | None) -> str:
 
 def gone(key: str) -> str:
     """The message about an object whose call is over."""
-    return f"handed over in Python, by a call that is over: {AGAIN.get(key, '')}{RESUME}"
+    return f"passed in Python, to a call that has ended: {AGAIN.get(key, '')}{RESUME}"
 
 
 def __getattr__(name: str) -> Any:

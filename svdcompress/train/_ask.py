@@ -58,7 +58,7 @@ def _asked(work: Work, teacher: Teacher) -> InMemory | None:
                 return None
             parts.append(answer)
             if work.stop():
-                raise Interrupted(f"stopped in {work.stage}, before it went on. {work.kept}")
+                raise Interrupted(f"stopped in {work.stage}, before its next epoch. {work.kept}")
     single = isinstance(parts[0], Tensor)
     rows = torch.cat(parts) if single else tuple(map(torch.cat, zip(*parts, strict=True)))
     return InMemory(rows, torch.empty(len(work.examples), device=work.device))

@@ -21,13 +21,13 @@ def explained_failure(error: Exception, names: tuple[str, str], batch_size: int,
     kind: type[SvdcError] = TrainingError
     if out_of_memory(error):
         text = (
-            f"out of memory in a batch of {batch_size}: lower {section}.batch_size, with {section}.accumulate as many times "
-            "higher for steps of the same size"
+            f"out of memory in a batch of {batch_size}: lower {section}.batch_size, and raise {section}.accumulate by the same "
+            "factor to keep as many examples per step"
         )
     elif "Expected more than 1 value per channel" in str(error):
         text = (
-            f"batch normalisation needs two examples in a batch, and one had one: set {section}.batch_size to 2 or more, "
-            f"and see that there is more than one training example ({reason})"
+            "batch normalization needs at least two examples per batch, but one batch had a single example: set "
+            f"{section}.batch_size to 2 or more, and make sure that there is more than one training example ({reason})"
         )
     elif (own := [f for f in frames if _of_user(f.filename)]) and not frames[-1].filename.startswith(_PACKAGE):
         kind, text = ModelError, f"{own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {reason}"

@@ -82,8 +82,8 @@ class Layerwise:
         if not self._asked or (self._alike and 2 * self._alike >= self._seen):
             return None
         return (
-            f"distill.layers: {self._alike} of {self._seen} layers could be held against the dense network's, so it changed "
-            "little or nothing (the others run several times, or which of the dense units they have is not known)"
+            f"distill.layers: {self._alike} of {self._seen} layers could be compared with the dense network's, so it changed "
+            "little or nothing (the others run several times, or it is not known which of the dense units they have)"
         )
 
     def _note(self, into: dict[str, list[Tensor]], name: str, learns: bool) -> Any:

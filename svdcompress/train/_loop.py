@@ -143,7 +143,7 @@ class Loop:
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             reason = shortened(f"{type(error).__name__}: {error}")
             raise CheckpointError(
-                f"{self._file.path}: damaged, or of another model ({reason}); remove it to start this stage again"
+                f"{self._file.path}: damaged, or from another model ({reason}); remove it to start this stage again"
             ) from error
         return True
 
@@ -159,5 +159,5 @@ class Loop:
         self._standing.take(saved, work.device)
         if self._standing.epoch > work.last:
             raise TrainingError(
-                f"{self._file.path}: it has done {self._standing.epoch} epochs, more than the last one asked for, {work.last}"
+                f"{self._file.path}: it is at epoch {self._standing.epoch}, past the last one requested, {work.last}"
             )

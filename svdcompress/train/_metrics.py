@@ -54,7 +54,7 @@ def metrics_of(
     """The metrics of `evaluate` from the result of `losses`. Raises DataError if no position counts."""
     first, second, count = (part.sum() for part in each)
     if not count:
-        raise DataError("data.target: every position has the class -100, which does not count: there is nothing to judge by")
+        raise DataError("data.target: every position has the class -100, which does not count, so there is nothing to evaluate")
     found = likelihood.metrics(float(first), float(second), float(count), 1.0 if scale is None else scale[1])
     return found if explained is None else {**found, "r2": explained.r2}
 

@@ -24,7 +24,9 @@ class Network:
             self._laid_out(torch.contiguous_format)
             self._format = None
             if work.on_note is not None:
-                work.on_note(f"{work.section}: channels-last convolutions would be faster; this model runs without only", True)
+                work.on_note(
+                    f"{work.section}: channels-last convolutions would be faster, but this model does not run with them", True
+                )
         self.synced: Any = work.accelerator.prepare_model(work.model) if work.world > 1 else work.model
         self.called: Any = self._compiled()
 

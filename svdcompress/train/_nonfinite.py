@@ -44,8 +44,8 @@ def explain(
     cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
     norms = ""
     if keeps_norms:
-        norms = " Batch normalisations keep their running statistics here, which large learning rates don't go with: "
-        norms += f"{section}.norms=batch, in a new run, lets batches change them."
+        norms = " Batch normalizations keep their running statistics here, which does not work well with large learning rates: "
+        norms += f"{section}.norms=batch, in a new run, lets batches update them."
     return NotFinite(
         f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
         f"Try a smaller learning rate ({section}.lr), clipping ({section}.clip=1) or {section}.precision=no, or look at the "

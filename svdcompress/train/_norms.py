@@ -40,14 +40,14 @@ def keeps_norms(work: Work) -> tuple[bool, str | None]:
     if not far(running, own):
         return False, None
     found = (
-        f"{work.section}.norms: with the statistics of a batch of {size} the network has a loss of {own:.2g}, with the running "
-        f"ones of its batch normalisations {running:.2g}"
+        f"{work.section}.norms: the network's loss is {own:.2g} with the statistics of a batch of {size}, and {running:.2g} "
+        "with the running statistics of its batch normalizations"
     )
     if asked == "auto":
-        return True, f"{found}, so they keep those (auto; --set {work.section}.norms=batch lets batches change them)"
+        return True, f"{found}, so these are kept (auto; --set {work.section}.norms=batch lets batches update them)"
     return False, (
-        f"{found}, so training begins by unlearning. Where its data were of another mixture than these, let it have its "
-        f"own: --set {work.section}.norms=keep"
+        f"{found}, so training begins by unlearning. If it was trained on a different mixture of data, keep its running "
+        f"statistics: --set {work.section}.norms=keep"
     )
 
 

@@ -33,8 +33,8 @@ def make_optimizer(model: nn.Module, settings: Training, lr_log_sigma2: float | 
     spreads = [p for p in noise.values() if p.requires_grad]
     if not means and not spreads:
         raise ModelError(
-            "model: all its parameters are frozen (requires_grad is False): nothing can be trained; leave some free, "
-            "in the factory that makes it"
+            "model: all its parameters are frozen (requires_grad is False), so nothing can be trained; unfreeze some in the "
+            "factory that makes it"
         )
     rate = rate_of_log_sigma2(settings, lr_log_sigma2)
     groups = [{"params": means, "weight_decay": settings.weight_decay}] if means else []

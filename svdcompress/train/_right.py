@@ -33,9 +33,9 @@ def refuse_wrong(work: Work) -> None:
         for name, off in _distances(work, model).items() if model is not None else ():
             if off > OFF:
                 raise TrainingError(
-                    f"{work.section}.precision: in bfloat16 this CPU computes {whose}layer {name!r} wrong ({off:.1f} times its "
-                    f"result away from float32): a fault of torch {torch.__version__} on this machine. "
-                    f"Set {work.section}.precision=no, or train on a GPU"
+                    f"{work.section}.precision: this CPU computes {whose}layer {name!r} incorrectly in bfloat16 (off from "
+                    f"float32 by {off:.1f} times its result): a bug in torch {torch.__version__} on this machine. Set "
+                    f"{work.section}.precision=no, or train on a GPU"
                 )
 
 

@@ -50,11 +50,11 @@ class Trial:
     def __str__(self) -> str:
         """One line with all figures."""
         if self.failed:
-            return f"{self.threads} threads of PyTorch, as set: the trial of others failed ({self.failed})"
+            return f"{self.threads} PyTorch threads, as set: the trial of other numbers failed ({self.failed})"
         if not self.seconds:
-            return f"{self.threads} threads of PyTorch, as set"
+            return f"{self.threads} PyTorch threads, as set"
         steps = ", ".join(f"{1000 * time:.3g} ms with {number}" for number, time in sorted(self.seconds.items()))
-        return f"threads of PyTorch: {self.threads} (a step takes {steps})"
+        return f"PyTorch threads: {self.threads} (a step takes {steps})"
 
 
 @dataclass

@@ -71,7 +71,9 @@ class Work:
     @property
     def kept(self) -> str:
         """A sentence on what is left if training fails."""
-        return f"The state before it is kept in {self.file.path}." if self.file.path else "The model has its last good weights."
+        return (
+            f"The state before that is kept in {self.file.path}." if self.file.path else "The model has its last good weights."
+        )
 
     def first_batch(self, purpose: str) -> tuple[Any, Tensor]:
         """Inputs and targets of a batch of the first examples, for a trial pass. purpose: seeds their order and

@@ -82,10 +82,10 @@ def paired_bootstrap(
     replicates, with which the two extremes would be the interval.
     """
     if replicates < 40:
-        raise UsageError(f"replicates: {replicates}; a 95% interval takes 40 or more, better 1000")
+        raise UsageError(f"replicates: {replicates}; a 95% interval needs at least 40, preferably 1000")
     sizes = {len(totals.count) for sets in contenders.values() for totals in sets}
     if len(sizes) != 1:
-        raise UsageError(f"the contenders' sets have {', '.join(map(str, sorted(sizes)))} inputs; they must be the same ones")
+        raise UsageError(f"the contenders' sets have {', '.join(map(str, sorted(sizes)))} inputs; they must be the same inputs")
     size = sizes.pop()
     generator = torch.Generator().manual_seed(seed)
     drawn: dict[str, list[dict[str, Tensor]]] = {name: [] for name in contenders}

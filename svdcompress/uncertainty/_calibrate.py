@@ -27,12 +27,12 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     z = z.flatten() if z.dim() == 2 and z.shape[1] == 1 else z
     z = torch.stack([torch.zeros_like(z), z], 1) if z.dim() == 1 else z
     if bool((z.isnan() | (z == math.inf)).any()):
-        raise DataError("logits: NaN or +inf is among them, and no temperature fits these; has the training diverged?")
+        raise DataError("logits: they contain NaN or +inf, which no temperature can fit; has the training diverged?")
     z = z.masked_fill(z == -math.inf, NEVER)
     chosen = z.gather(1, labels.detach().to(z.device).long().view(-1, 1)).squeeze(1)
     if impossible := int((chosen == NEVER).sum()):
         raise DataError(
-            f"labels: {impossible:,} of them are of a class whose logit is -inf, which no temperature makes possible"
+            f"labels: {impossible:,} of them belong to a class whose logit is -inf, which no temperature can make possible"
         )
 
     def slope(inverse: float) -> float:

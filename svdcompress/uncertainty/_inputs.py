@@ -57,7 +57,7 @@ def check_rows(heads: Any, rows: int, ahead: int = 0) -> None:
             what = f"{found} row{'s' * (found != 1)}" if head.dim() > ahead else "a single number"
             raise ModelError(
                 f"the model's output has {what} for {rows} inputs; a prediction takes one row for each input, in their order. "
-                "A model that pools over its first dimension takes that as one input: give it a batch dimension before"
+                "A model that pools over its first dimension treats the batch as one input: add a batch dimension in front"
             )
 
 

@@ -50,11 +50,13 @@ def images_like(images: Batches, preprocessing: Mapping[str, Any], limit: int = 
     """
     shape = preprocessing.get("input_shape") or ()
     if len(shape) != 3:
-        raise DataError(f"the run's inputs are no images (their shape is {tuple(shape) or 'unknown'}): nothing to compare with")
+        raise DataError(
+            f"the run's inputs are not images (their shape is {tuple(shape) or 'unknown'}): nothing to compare with"
+        )
 
     def change(tensor: Tensor, generator: torch.Generator) -> Tensor:
         if tensor.dim() != 4 or tensor.shape[1] not in (1, 3):
-            raise DataError(f"inputs of the shape {tuple(tensor.shape[1:])} are no images, which the run takes")
+            raise DataError(f"inputs of the shape {tuple(tensor.shape[1:])} are not images, which the run needs")
         if tensor.shape[1] == 3 and shape[0] == 1:
             tensor = (tensor * tensor.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
         tensor = tensor.expand(-1, shape[0], -1, -1)

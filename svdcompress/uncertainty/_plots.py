@@ -130,7 +130,7 @@ def _answered(contenders: list[dict[str, Any]], task: str) -> Any:
             axis.plot(share, loss, label=name, color=palette[name], linestyle=_style(name), linewidth=1.4)
     axis.set(
         xlabel="inputs answered, the surest first (%)",
-        ylabel="error of what is answered (%)" if percent else "RMSE of what is answered",
+        ylabel="error of answered inputs (%)" if percent else "RMSE of answered inputs",
         xlim=(0, 100),
         ylim=(0, None),
     )

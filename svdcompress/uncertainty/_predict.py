@@ -85,7 +85,7 @@ def mc_predict(
     if members and local:
         raise UsageError("members, local: they exclude each other; a member is one set of weights")
     if method == "moments" and (members or local or antithetic):
-        raise UsageError('members, local, antithetic: ways to draw, and method="moments" draws nothing')
+        raise UsageError('members, local, antithetic: they choose how to draw, but method="moments" draws nothing')
     model = unwrapped(model)
     likelihood = resolve(model, task, dim, tau)
     layers = _layers_that_draw(model)
@@ -153,7 +153,7 @@ def mean_predict(
     if not 0 < temperature < float("inf"):
         raise UsageError(f"temperature: {temperature}; a number above 0 is needed")
     if temperature != 1 and not likelihood.probabilities:
-        raise UsageError(f"temperature: {temperature}; task {likelihood.name!r} has no logits that it would divide")
+        raise UsageError(f"temperature: {temperature}; task {likelihood.name!r} has no logits to divide")
     size = batch_size(x)
     sums = likelihood.sums(size)
     _add_mean(model, x, likelihood, sums, size, temperature)
@@ -167,7 +167,7 @@ def ensemble_predict(models: Sequence[nn.Module], x: Any, *, task: str | Likelih
     epistemic part their spread. x, task, dim: as in `mc_predict`.
     """
     if not models:
-        raise UsageError("models: an ensemble has at least one member")
+        raise UsageError("models: an ensemble needs at least one member")
     likelihood = likelihood_for(task, dim)
     size = batch_size(x)
     sums = likelihood.sums(size)
@@ -203,11 +203,13 @@ def _finite(prediction: Prediction) -> Prediction:
 def _check(samples: Any, antithetic: bool, chunk: Any, method: str) -> int:
     count = _whole("samples", samples)
     if count > MOST_SAMPLES:
-        raise UsageError(f"samples: more than {MOST_SAMPLES:,}; at most {MOST_SAMPLES:,}, beyond which nothing more is known")
+        raise UsageError(
+            f"samples: more than {MOST_SAMPLES:,}; use at most {MOST_SAMPLES:,}, as more would not change the result"
+        )
     if method not in ("sampling", "moments"):
         raise UsageError(f"method: {method!r} is unknown; one of sampling, moments")
     if antithetic and count % 2:
-        raise UsageError(f"samples: {count}; antithetic draws come in pairs, an even number is needed")
+        raise UsageError(f"samples: {count}; antithetic draws come in pairs, so an even number is needed")
     if chunk is not None:
         _whole("chunk", chunk)
     return count
@@ -280,8 +282,8 @@ def _plan(
     if inputs < size and whole():
         if chunk is not None and chunk < size:
             raise UsageError(
-                f"chunk: {chunk}; the rows of a batch meet in this model, as in a mean over the batch; so all {size} inputs "
-                f"have to be in one pass: at least {size} is needed, or None"
+                f"chunk: {chunk}; the rows of a batch interact in this model, as in a mean over the batch, so all {size} "
+                f"inputs must be in one pass: at least {size} is needed, or None"
             )
         inputs, at_once = size, max(least, min(at_once, rows // size))
     return inputs, at_once - at_once % least

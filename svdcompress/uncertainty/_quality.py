@@ -165,7 +165,7 @@ def as_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         p = torch.stack([1 - p, p], 1)
     labels = labels.detach().to(p.device).long().flatten()
     if p.dim() != 2 or len(p) != len(labels):
-        raise DataError(f"labels: {len(labels)} of them for probabilities of shape {tuple(probabilities.shape)}")
+        raise DataError(f"labels: {len(labels)} labels for probabilities of shape {tuple(probabilities.shape)}")
     if not len(labels):
         raise DataError("labels: there are none")
     if int(labels.min()) < 0 or int(labels.max()) >= p.shape[1]:

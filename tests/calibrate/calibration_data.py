@@ -12,7 +12,7 @@ def examples_of(x, y):
 
 
 def sparse(model, keep=0.6, log_sigma2=-3.0, seed=0):
-    """A converted model with masks held, in eval(), of a spread that matters."""
+    """A converted model in eval() with random held masks and variances large enough to matter."""
     generator = torch.Generator().manual_seed(seed)
     svdc.convert(model)
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Makes the helpers beside the tests importable."""
+"""Makes the helper modules in this folder importable."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The threshold for answering: exact binomial tests by scipy, and what the promise is worth over many validation sets."""
+"""The threshold for answering, against scipy's exact binomial tests; whether the promise holds over many validation sets."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from svdcompress.uncertainty import mean_predict
 
 
 def population(n, seed):
-    """Confidences of a model that is right as often as `confidence ** 2` says: overconfident."""
+    """Confidences of an overconfident model: it is right with probability `confidence ** 2`."""
     generator = torch.Generator().manual_seed(seed)
     confidence = 1 - 0.5 * torch.rand(n, generator=generator) ** 3
     return confidence, torch.rand(n, generator=generator) < confidence**2
@@ -54,7 +54,7 @@ def test_the_promise_holds_as_often_as_it_says():
         kept += true >= wanted
         shares.append(found.answered)
     assert kept / 60 >= 0.87  # 0.95, less three standard errors
-    assert 0.35 < np.mean(shares) < 0.49  # 0.49 is the most that reaches 0.97: 1 - s^3 / 4
+    assert 0.35 < np.mean(shares) < 0.49  # 0.49 is the largest share that reaches 0.97: 1 - s^3 / 4
 
 
 def test_a_threshold_that_does_not_exist():

@@ -1,4 +1,4 @@
-"""Which posterior is taken, what is said of those that are not, and how the work is bounded."""
+"""Which posterior is chosen, what is reported about the others, and how the work is bounded."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from svdcompress.uncertainty import mc_predict, mean_predict
 
 
 def wide(factor=60.0, n=300):
-    """A model whose labels were drawn with variances `factor` times those that it has."""
+    """A model and labels drawn from a copy whose variances are `factor` times as large."""
     model, _ = mlp_classifier()
     for layer in (model[0], model[2]):
         layer.weight.data *= 3
@@ -73,7 +73,7 @@ def test_the_simplest_within_a_standard_error_is_taken():
     noise = torch.randn(100, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert _best({"variational": fitted(0.0), "scaled": fitted(noise - noise.mean() - 0.01)}) == "variational"
     assert _best({"variational": fitted(0.0), "scaled": fitted(0.1 * (noise - noise.mean()) - 0.05)}) == "scaled"
-    worse = fitted(3 * (noise - noise.mean()) + 0.02)  # within its large error of the best, but worse than the simplest
+    worse = fitted(3 * (noise - noise.mean()) + 0.02)  # its large error reaches the best, but it is worse than the simplest
     assert _best({"variational": fitted(0.0), "scaled": worse, "refit": fitted(-0.05)}) == "refit"
 
 
@@ -97,7 +97,7 @@ def test_a_network_that_names_too_little_noise_is_made_to_name_more():
     mean, log_variance = model.eval()(x).detach().chunk(2, 1)
     y = mean + 2 * (0.5 * log_variance).exp() * torch.randn(300, 1)
     found = calibrate(model, examples_of(x, y), examples_of(x, y), Gaussian())
-    square = float(((y - mean).square() / log_variance.exp()).mean())  # without draws, and but for the prior: the optimum
+    square = float(((y - mean).square() / log_variance.exp()).mean())  # the optimum, ignoring draws and the prior
     assert found.likelihood.mean_temperature == pytest.approx(square, rel=0.02) and square > 3
     assert found.mean.taken and found.samples.taken and found.samples.after < found.samples.before
     told = mean_predict(found.model, x, task=found.likelihood)
@@ -112,7 +112,7 @@ def test_without_a_temperature_the_better_predictor_is_judged_without():
     with torch.no_grad():
         model[0].weight.copy_(1.5 * torch.randn(3, 6, generator=g))
         y = torch.multinomial(model(x).softmax(1), 1, generator=g).squeeze(1)
-        model[0].weight.mul_(2.5)  # far too sure by its mean, which a temperature puts right; draws are less so
+        model[0].weight.mul_(2.5)  # makes the mean far too confident, which a temperature corrects; draws are less so
     model = convert(model, log_sigma2=-1.0).eval()
     data = examples_of(x, y)
     assert calibrate(model, data, data, Classification()).better == "mean"
@@ -127,7 +127,7 @@ def test_without_a_temperature_the_better_predictor_is_judged_without():
 
 @pytest.mark.parametrize("most", [100, 5000])
 def test_draws_that_are_the_mean_are_no_better_than_it(monkeypatch, most):
-    """Whichever examples they are looked at on, of which there may be fewer than the mean's."""
+    """They must not win on any subset, even when they are judged on fewer examples than the mean."""
     monkeypatch.setattr(_choose, "EXAMPLES", most)
     for seed in range(4):
         model, (x, y) = mlp_classifier(400, seed=seed)
@@ -142,7 +142,7 @@ def test_draws_that_are_the_mean_are_no_better_than_it(monkeypatch, most):
 def test_draws_that_are_better_on_a_part_of_the_examples_win(monkeypatch):
     monkeypatch.setattr(_choose, "EXAMPLES", 100)
     model, (x, y) = mlp_classifier(400)
-    model[2].weight.data *= 8  # far too sure, which draws are less
+    model[2].weight.data *= 8  # far too confident; draws are less so
     model[2].log_sigma2.data.fill_(2.0)
     found = calibrate(model, examples_of(x, y), examples_of(x, y), Classification(), temperature=False)
     drawn = mc_predict(model, x, 500).mean
@@ -163,7 +163,7 @@ def test_a_regression_that_is_as_sure_of_every_input_says_so(factor, told):
     found = calibrate(model, examples_of(x, y), examples_of(x, y), Regression())
     notes = [note for note in found.notes if "--loss gaussian-nll" in note]
     deviation = mc_predict(found.model, x, 4000, task=found.likelihood).std.flatten().sort().values
-    spread = float(deviation[189] / deviation[9]) - 1  # the 5th and the 95th of a hundred, each twice
+    spread = float(deviation[189] / deviation[9]) - 1  # the 5th and 95th percentiles (200 examples)
     assert bool(notes) == told == (spread < 0.1)
     if told:
         assert float(notes[0].split("lie within ")[1].split("%")[0]) == pytest.approx(100 * spread, abs=1)
@@ -205,7 +205,7 @@ def test_promises_are_of_the_predictor():
         lambda: [(x[:50], values.expand(50, 7))],
         regression,
     )
-    wanted = (values - model[0](x[:50])).abs().double() / 0.5  # a column for each target
+    wanted = (values - model[0](x[:50])).abs().double() / 0.5  # one column for each target
     assert torch.allclose(seen.scores, wanted, atol=1e-5)
     with pytest.raises(UsageError, match="right and wrong"):
         seen.answer_above(0.9)

@@ -1,4 +1,4 @@
-"""Sets and intervals against loops over the papers' definitions, and their coverage on fresh data."""
+"""Sets and intervals against loops over the papers' definitions, and their coverage on new data."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""The least of a function of one number whose every look is dear: found, and by few looks."""
+"""Minimizing an expensive function of one number: the minimum is found with few evaluations."""
 
 import math
 
@@ -8,7 +8,7 @@ from svdcompress.calibrate._search import outward, refined
 
 
 class Counted:
-    """A function, and where it was asked."""
+    """A function that records the places where it was evaluated."""
 
     def __init__(self, function):
         self.function, self.asked = function, []
@@ -23,7 +23,7 @@ class Counted:
     "shape",
     [
         lambda d: d * d,
-        lambda d: math.exp(d) - d,  # steeper above, as the noise of too large variances is
+        lambda d: math.exp(d) - d,  # steeper above, like the noise of variances that are too large
         lambda d: math.exp(-1.5 * d) + 1.5 * d,
         lambda d: 1000 * math.log(math.cosh(d)),
     ],
@@ -49,13 +49,13 @@ def test_a_least_at_an_end_or_near_it(best):
 def test_a_grid_is_left_where_there_is_no_hope():
     grid = [float(place) for place in range(-3, 10)]
     asked = Counted(lambda place: 100 * (place - 1) ** 2)
-    assert outward(asked, grid, 0.0, 250.0) == [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]  # two each side beyond 250
+    assert outward(asked, grid, 0.0, 250.0) == [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]  # two on each side that exceed 250
     assert len(asked.asked) == 7
 
 
 def test_a_plateau_and_a_hill_before_the_least_are_crossed():
-    """Variances of an untrained network: thousands of times too small, which nothing shows before they matter."""
+    """As with the variances of an untrained network: thousands of times too small, with no effect until they matter."""
     grid = [float(place) for place in range(-3, 10)]
     costs = dict.fromkeys(grid, 10.0) | {4.0: 900.0, 5.0: 10.0, 7.0: -200.0, 8.0: 900.0, 9.0: 2000.0}
     assert outward(costs.__getitem__, grid, 0.0, 100.0) == grid
-    assert outward(costs.__getitem__, grid, 9.0, 100.0) == [5.0, 6.0, 7.0, 8.0, 9.0]  # two behind the least are far worse
+    assert outward(costs.__getitem__, grid, 9.0, 100.0) == [5.0, 6.0, 7.0, 8.0, 9.0]  # two beyond the minimum are far worse

@@ -1,4 +1,4 @@
-"""Curvatures of models that vmap refuses: recurrences, packed sequences, branches on values. Held against loops in float64."""
+"""Curvatures of models that vmap refuses (recurrences, packed sequences, branches on values), against loops in float64."""
 
 import copy
 import warnings
@@ -19,7 +19,7 @@ CLASSES = likelihood_for("classification")
 
 
 class Recurrent(nn.Module):
-    """Variational layers around a recurrence that is none."""
+    """Variational layers around a recurrence that is not variational."""
 
     def __init__(self, kind, *, given=False, width=4, **options):
         super().__init__()
@@ -36,7 +36,7 @@ class Recurrent(nn.Module):
 
 
 class Packed(Recurrent):
-    """Sequences whose length is the number of rows that are not 0."""
+    """Packed sequences: the length of each is its number of nonzero rows."""
 
     def forward(self, x):
         lengths = x.abs().sum(2).gt(0).sum(1).cpu()
@@ -45,7 +45,7 @@ class Packed(Recurrent):
 
 
 class Around(nn.Module):
-    """Something that is done to the outputs of a sparse layer."""
+    """Applies a function to the outputs of a sparse layer."""
 
     def __init__(self, then, inputs=5):
         super().__init__()
@@ -56,7 +56,7 @@ class Around(nn.Module):
 
 
 class Own(torch.autograd.Function):
-    """A user's own function, as they are written without a rule for vmap."""
+    """A user's own function, written without a rule for vmap as usual."""
 
     @staticmethod
     def forward(ctx, x):
@@ -91,7 +91,7 @@ REFUSED = {
 
 
 def model_of(make, n=7):
-    """A sparse model, and sequences of which some end early; the last batch of `n` may have one example."""
+    """A sparse model, and sequences, some of which end early; the last batch of `n` may have one example."""
     torch.manual_seed(0)
     model = sparse(make())
     x = torch.randn(n, 4, 5)
@@ -100,7 +100,7 @@ def model_of(make, n=7):
 
 
 def explicit(model, x):
-    """(B, H, K): each head of each example by backward(), in float64, weights in the layers' order."""
+    """Gradients (B, H, K) by backward() for each head of each example, in float64, with weights in the order of the layers."""
     model = copy.deepcopy(model).double()
     layers = [layer for layer in model.modules() if hasattr(layer, "log_sigma2")]
     found = []
@@ -129,7 +129,7 @@ def test_jacobians_are_those_of_each_example(name, batch):
         heads = torch.stack([model(torch.stack([row, row]))[0] for row in examples.inputs])
     torch.testing.assert_close(torch.cat([one[1] for one in found]), wanted.float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(torch.cat([one[0] for one in found]), heads.detach(), atol=1e-5, rtol=1e-4)
-    assert jacobians.together == (name in TAKEN)  # else it takes long
+    assert jacobians.together == (name in TAKEN)  # otherwise it is slow
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -196,7 +196,7 @@ def test_a_model_without_jacobians_goes_out_with_another_posterior_and_says_so(t
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("make", [kronecker, gauss_newton])
 def test_cudnn_has_no_part_in_gradients_of_a_recurrence(monkeypatch, make, enabled):
-    """In eval() it has none of one. Seen without a GPU by the switch itself."""
+    """cuDNN has no gradients of a recurrence in eval(). Its switch shows this without a GPU."""
     monkeypatch.setattr(torch.backends.cudnn, "enabled", enabled)
     seen = []
     for model, examples in (model_of(TAKEN["gru"]), model_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(20, 3)))):
@@ -224,4 +224,4 @@ def test_switches_of_the_backends_are_put_back():
     with warnings.catch_warnings(), held(model):
         warnings.simplefilter("error")
         gauss_newton(model, kept_of(model), examples, CLASSES, "diagonal")
-    assert switches() == before and False in seen  # its kernels of a recurrence are slow under vmap
+    assert switches() == before and False in seen  # its kernels for recurrences are slow under vmap

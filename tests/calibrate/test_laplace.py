@@ -1,4 +1,4 @@
-"""Curvatures against Hessians and finite differences, draws against inverses: nothing here shares code with the package."""
+"""Curvatures against Hessians and finite differences, draws against inverses; nothing here shares code with the package."""
 
 import copy
 
@@ -37,7 +37,7 @@ def matrix(curvature, size):
 
 
 def slow_jacobian(model, x, masks):
-    """(heads, K) of one input, by central differences on a float64 copy, weight by weight in the layers' order."""
+    """The Jacobian (heads, K) of one input by central differences on a float64 copy, one weight at a time in layer order."""
     model = copy.deepcopy(model).double()
     columns = []
     for name, mask in masks.items():
@@ -216,11 +216,11 @@ def test_a_part_of_the_examples_is_scaled_up():
 
 
 def test_what_does_not_fit_and_what_has_no_rule():
-    with pytest.raises(ModelError, match="takes a matrix"):
+    with pytest.raises(ModelError, match="needs a matrix"):
         check_fits(MOST_WEIGHTS + 1)
     model = sparse(nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Flatten(), nn.Linear(8, 2)))
     x, y = torch.randn(3, 2, 2, 2), torch.randint(0, 2, (3,))
-    with pytest.raises(ModelError, match="no rule"):
+    with pytest.raises(ModelError, match="the Kronecker approximation does not support"):
         kronecker(model, kept_of(model), examples_of(x, y), CLASSES)
     for layer in (model[0], model[2]):
         layer.mask.zero_()

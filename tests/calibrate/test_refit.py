@@ -1,4 +1,4 @@
-"""Scale of the variances and the refit, against scipy on closed forms."""
+"""The scale of the variances and the refit, against scipy on closed forms."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_the_scale_of_a_linear_model_is_that_of_the_closed_form():
         return 0.5 * np.sum(square / variance + np.log(2 * math.pi * variance)) + 0.5 * (numbers[0] / 3) ** 2
 
     wanted = optimize.minimize(nll, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-4}).x
-    assert wanted[0] > 1.5  # the posterior as it stands is far too narrow
+    assert wanted[0] > 1.5  # the unscaled posterior is far too narrow
     with held(model):
         scales, fitted = fit_scale(model, examples_of(x, y.unsqueeze(1)), likelihood_for("regression"), 100)
     assert scales["0"] == pytest.approx(wanted[0], abs=0.25)
@@ -93,7 +93,7 @@ def test_the_same_seed_gives_the_same_refit():
 
 
 def test_parts_of_a_model_that_stand_in_eval_stay_there():
-    """As frozen batch normalisation, while the rest trains."""
+    """For example frozen batch normalization while the rest trains."""
     model, (x, y) = mlp_classifier()
     model.train()
     model[1].eval()

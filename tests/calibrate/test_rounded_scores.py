@@ -1,4 +1,4 @@
-"""Where inputs repeat, many examples have the very score that is the limit: rounding must not cost them their truth."""
+"""With repeated inputs, many examples have exactly the limit as their score: rounding must not exclude their true class."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from svdcompress.uncertainty import mean_predict
 
 
 def repeated(seed):
-    """Six inputs, as in a table of categories: logits (6, 5), which of them each of 2,000 examples is, and labels."""
+    """Data with six distinct inputs, like a table of categories: logits (6, 5), the input of each of 2,000 examples, labels."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(6, 5, generator=generator) * 1.5
     cells = torch.randint(6, (2000,), generator=generator)
@@ -29,7 +29,7 @@ def test_another_rounding_of_the_same_network_keeps_the_coverage(seed):
 def test_what_is_measured_is_what_the_sets_hold():
     logits = torch.tensor([[0.7, 0.2, 0.1]]).log()
     x, y = logits.repeat(10, 1), torch.tensor([1] * 10)
-    promise = ConformalSets(0.9, limit=0.7 - 1e-7, examples=10)  # an ulp below what goes before the second class
+    promise = ConformalSets(0.9, limit=0.7 - 1e-7, examples=10)  # an ulp below the probability before the second class
     own = likelihood_for("classification")
     found = measured(lambda inputs: mean_predict(torch.nn.Identity(), inputs, task=own), lambda: iter([(x, y)]), own, promise)
     assert found == {"coverage": 1.0, "size": 2.0}

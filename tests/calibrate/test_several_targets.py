@@ -1,4 +1,4 @@
-"""Intervals of several targets hold for each of them, in PyTorch, in the files and in predictions."""
+"""Intervals for several targets hold for each target, in PyTorch, in the files and in predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from svdcompress.predict import predict_run
 from svdcompress.recipe import load_recipe
 
 SIZES = (1.0, 0.1, 5.0)
-"""Of the errors of three targets, where 1 is predicted of all."""
+"""Error scales of the three targets; the predicted scale is 1 for all."""
 
 
 def errors(n, seed):
@@ -57,7 +57,7 @@ def test_too_few_examples_for_each_target_are_said():
 
 
 def test_what_is_kept_of_many_examples_stays_together(monkeypatch):
-    """Of 40 examples with 3 targets those are drawn that 30 numbers have room for."""
+    """Of 40 examples with 3 targets, as many are drawn as 30 numbers have room for; an example's targets stay together."""
     monkeypatch.setattr(sys.modules[promises_of.__module__], "MOST", 30)
     y = torch.arange(120.0).view(40, 3)
 
@@ -92,7 +92,7 @@ def test_a_run_has_a_width_for_each_target(made):
         stored = results["promises"]["coverage"][who]
         assert stored["width"][0] > 5 * stored["width"][1] and len(stored["test"]["each"]) == 2
         assert min(stored["test"]["each"]) > 0.8
-    (line,) = [one for one in results["warnings"] if "of several targets, deviations say little of each" in one]
+    (line,) = [one for one in results["warnings"] if "with several targets, deviations say little about each one" in one]
     assert line.startswith("errors of target 'loud'") and "target 'quiet'" in line
     assert not verify_run(folder / "run").failed
     low, high = sorted(results["promises"]["coverage"]["mean"]["test"]["each"])
@@ -123,7 +123,7 @@ def test_promises_of_another_number_of_targets_are_refused(made, tmp_path):
     kept = load_promises(folder / KEPT, "mean")
     save_promises(folder / KEPT, {who: replace(kept, scores=kept.scores.repeat(1, 2)) for who in ("mean", "samples")})
     np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
-    with pytest.raises(CheckpointError, match="of 4 targets, the run of others"):
+    with pytest.raises(CheckpointError, match="made for 4 targets, but the run has another number"):
         predict_run(folder, tmp_path / "x.npy", tmp_path / "out.npz")
 
 

@@ -1,4 +1,4 @@
-"""Temperature and noise precision against scipy's minimisers and loops over plain formulas."""
+"""Temperature and noise precision against scipy's minimizers and loops over plain formulas."""
 
 import math
 
@@ -17,7 +17,7 @@ CLASSES = likelihood_for("classification")
 
 
 def overconfident(factor=3.0, n=400, samples=1, classes=4, seed=0):
-    """Logits that are `factor` times what the labels were drawn from."""
+    """Draws of logits that are `factor` times those that the labels were drawn from."""
     generator = torch.Generator().manual_seed(seed)
     true = torch.randn(n, classes, generator=generator)
     labels = torch.multinomial(true.softmax(1), 1, generator=generator).squeeze(1)
@@ -51,7 +51,7 @@ def test_the_temperature_is_scipys(samples):
 def test_a_temperature_that_does_not_help_is_left_out_and_said():
     draws = overconfident(factor=1.0, n=60, seed=3)
     found = fit_tempering(CLASSES, draws)
-    assert not found.taken and found.value == 1.0 and "no better" in found.note
+    assert not found.taken and found.value == 1.0 and "does not improve the NLL on held-out data" in found.note
 
 
 def test_few_examples_are_said():
@@ -99,12 +99,12 @@ def test_the_noise_of_a_regression_is_scipys():
     assert -math.log(found.value) == pytest.approx(wanted.x, abs=1e-3)
     fitted = nll_rows(likelihood_for("regression"), draws, -math.log(found.value)).mean()
     assert float(fitted) == pytest.approx(wanted.fun, abs=1e-6)
-    assert wanted.fun < found.after < wanted.fun + 0.01  # of examples that it was not fitted on
+    assert wanted.fun < found.after < wanted.fun + 0.01  # judged on examples that it was not fitted on
 
 
 @pytest.mark.parametrize("samples", [1, 5])
 def test_the_temperature_of_a_noise_that_the_model_names_is_scipys(samples):
-    """Noise of 2.5 times the variance that is named, in 5 draws of means that differ."""
+    """The true noise is 2.5 times the variance that the model gives; with 5 samples, the means differ."""
     generator = torch.Generator().manual_seed(3)
     log_variance = torch.linspace(-2, 1, 200)
     means = 0.1 * torch.randn(samples, 200, generator=generator)
@@ -166,7 +166,7 @@ def test_a_class_that_the_model_rules_out_is_as_if_it_were_not_there():
 
 
 def test_the_noise_of_a_regression_is_judged_on_what_it_was_not_fitted_on():
-    """Against variances of each other four fifths of the examples, written out."""
+    """Against variances fitted on the other four folds, written out."""
     generator = torch.Generator().manual_seed(3)
     targets = torch.randn(40, generator=generator)
     draws = Draws(torch.zeros(1, 40), targets, torch.arange(40))
@@ -180,7 +180,7 @@ def test_the_noise_of_a_regression_is_judged_on_what_it_was_not_fitted_on():
     assert found.taken and not found.note and 1 / found.value == pytest.approx(float(targets.square().mean()), rel=1e-2)
     assert found.after == pytest.approx(-np.mean(rows), abs=0.02)  # the grid has steps of 0.25
     fitted = -float(stats.norm.logpdf(targets, scale=1 / math.sqrt(found.value)).mean())
-    assert found.after > fitted + 0.005  # what it was fitted on says less than there is
+    assert found.after > fitted + 0.005  # the error on the fitted examples is optimistic
 
 
 @pytest.mark.parametrize("count", [1, 8])

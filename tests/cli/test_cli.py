@@ -1,4 +1,4 @@
-"""The commands through Typer's runner: what they print, their exit codes, and that errors are one line without a traceback."""
+"""The commands through Typer's runner: their output, their exit codes, and errors of one line without a traceback."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def svdc(*args, code=0):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with a model's file and data that it fits, as the current one."""
+    """A working directory with a model file and matching data."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL)
     rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def test_each_kind_of_error_has_its_own_exit_code():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SvdcError)]
     codes = [kind.exit_code for kind in kinds]
     assert len(set(codes)) == len(codes)
-    # Listed is what can happen: the kinds that the package raises.
+    # The help lists the errors that can occur: those that the package raises.
     text = "".join(path.read_text() for path in Path(svdcompress.__file__).parent.rglob("*.py"))
     raised = {kind for kind in kinds if re.search(rf"\b{kind.__name__}\(", text.replace(f"class {kind.__name__}(", ""))}
     assert {str(kind.exit_code) for kind in raised} - {"1"} == {code for code, _ in EXIT_CODES} - {"0", "1"}
@@ -136,10 +136,13 @@ def test_inspect_finds_weights_read_past_their_layer_and_names_the_option_for_de
     )
     args = ("inspect", "--model", "./odd.py:Odd", "--data", "npz:data.npz")
     plan = {entry["name"]: entry for entry in json.loads(svdc(*args, "--json").stdout)["plan"]}
-    assert "its weight is read past it" in plan["b"]["reason"] and "convert.derived: fold" in plan["a"]["reason"]
+    assert (
+        "its weight is read directly by the model itself" in plan["b"]["reason"]
+        and "convert.derived: fold" in plan["a"]["reason"]
+    )
     assert plan["c"]["converted"]
     text = svdc(*args, "--set", "convert.derived=fold").stdout
-    assert "converted, made plain first: its weight comes from WeightNorm" in text and "read past it" in text
+    assert "converted, made plain first: its weight comes from WeightNorm" in text and "is read directly by" in text
 
 
 @pytest.mark.parametrize("data", [(), ("--data", "npz:data.npz")])
@@ -155,7 +158,7 @@ def test_inspect_tells_what_of_the_weights_was_not_as_asked(place, data):
 def test_inspect_takes_a_model_alone(place):
     text = svdc("inspect", "--model", "./model.py:make").stdout
     assert f"{4 * 8 + 8 + 8 * 3 + 3} parameters" in text
-    assert "With --data also" in text
+    assert "With --data also shown: " in text
     found = json.loads(svdc("inspect", "--model", "./model.py:make", "--json").stdout)
     assert list(found) == ["plan"] and [entry["name"] for entry in found["plan"]] == ["0", "2"]
     assert "--model is missing" in svdc("inspect", code=2).stderr
@@ -163,7 +166,7 @@ def test_inspect_takes_a_model_alone(place):
 
 
 def test_layers_with_long_names_are_named_in_full(place, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)  # a terminal of that width would cut them
+    monkeypatch.delenv("COLUMNS", raising=False)  # a terminal of that width would truncate the names
     (place / "deep.py").write_text(
         "from torch import nn\ndef make():\n"
         "    inner = nn.Sequential()\n    inner.add_module('a_rather_long_name_of_a_layer_for_a_table', nn.Linear(4, 3))\n"
@@ -199,12 +202,12 @@ def test_a_users_model_weights_and_data_to_an_onnx_file(place):
     )  # fmt: skip
     found = json.loads(result.stdout)
     assert found["seed"] == 3
-    assert {row["stage"] for row in found["history"]} == {"train", "recover"}  # no training of the dense model
+    assert {row["stage"] for row in found["history"]} == {"train", "recover"}  # the dense model was not trained
     assert (place / "small" / "model.onnx").is_file()
     resolved = yaml.safe_load((place / "small" / "recipe.yaml").read_text())
     assert (resolved["train"]["epochs"], resolved["convert"]["threshold"]) == (2, 4.0)
-    assert found["threshold"] == resolved["relevance"]["threshold"] == 4.0  # over the rule's own
-    again = json.loads(svdc("sparsify", "small/recipe.yaml", "--json").stdout)  # beside the first, which stays
+    assert found["threshold"] == resolved["relevance"]["threshold"] == 4.0  # overrides the threshold of the layer's rule
+    again = json.loads(svdc("sparsify", "small/recipe.yaml", "--json").stdout)  # in a new folder; the first run stays
     assert again["name"] == "small" and (place / "runs" / "small" / "model.onnx").is_file()
     assert again["sparse"]["metrics"] == found["sparse"]["metrics"]
 
@@ -301,14 +304,14 @@ BAD = {
     "a precision that the device lacks": (
         (*GOOD, "--set", "train.precision=fp16", "--device", "cpu"),
         3,
-        "train.precision: fp16 needs a CUDA device, and this is cpu",
+        "train.precision: fp16 needs a CUDA device, but this is cpu",
     ),
     "a loss that explodes": ((*GOOD, "--set", "dense.lr=1e38"), 8, "dense: the loss is"),
     "no run to evaluate": (("evaluate", "absent"), 7, "absent: no such folder"),
     "predictions over their inputs": (
         ("predict", "absent", "--input", "texts.csv", "--out", "./texts.csv"),
         2,
-        "would take the place of the inputs",
+        "would overwrite the inputs",
     ),
     "no run to report": (("report", "."), 7, "not a run's folder"),
 }
@@ -341,7 +344,7 @@ def test_bad_input_is_one_clear_error_with_a_code_of_its_own(place, name):
     assert result.stdout == ""
     assert {path: path.read_bytes() for path in before} == before
     assert not (place / "hacked").exists()
-    assert (place / "out").exists() == (code == 8)  # what failed before it trained leaves the name free
+    assert (place / "out").exists() == (code == 8)  # a failure before training leaves the name free
 
 
 def test_debug_shows_the_traceback():

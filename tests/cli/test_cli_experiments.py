@@ -1,4 +1,4 @@
-"""`svdc sparsify` on a recipe that names an experiment, and what the other commands make of its folder."""
+"""`svdc sparsify` on a recipe that names an experiment, and how the other commands handle its folder."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def test_an_experiment_runs_and_says_what_it_wrote(tmp_path):
         *(f"{name}{page}.png" for name in ("bayes-linear", "curve") for page in ("", "-dark")),
     }
     assert "holds another run" in svdc("sparsify", "bayes-linear", "--out", out, code=7).stderr
-    # Its report again; and a folder without a model is not mistaken for a run.
+    # The report can be rebuilt, and a folder without a model is not mistaken for a run.
     (out / "report.html").unlink()
     text = svdc("report", out).stdout
     assert "bayes-linear.png" in text and (out / "report.html").is_file()
@@ -48,7 +48,7 @@ def test_what_an_experiment_does_not_take(tmp_path):
     text = svdc("sparsify", "co2", "--epochs", 20, "--threshold", 3, "--weights", "a.pt", code=3).stderr
     assert text.startswith("error: weights, train.epochs, convert.threshold: without effect on the experiment co2")
     assert "--set experiment.settings.width=" in text and "sparse_epochs" in text
-    assert "starts anew" in svdc("sparsify", "co2", "--resume", "--out", tmp_path, code=2).stderr
+    assert "starts over" in svdc("sparsify", "co2", "--resume", "--out", tmp_path, code=2).stderr
     text = svdc("sparsify", "co2", "--set", "experiment.settings.epoch=3", "--out", tmp_path / "run", code=3).stderr
     assert "did you mean epochs" in text
     assert "experiment.name" in svdc("sparsify", "co2", "--set", "experiment.name=co3", code=3).stderr

@@ -1,4 +1,4 @@
-"""Options as people type them: -h, recipe fields as options, misspelled recipes, wrong shapes, and what comes after a run."""
+"""Options as users type them: -h, recipe fields as options, misspelled recipes, wrong shapes, and the hints after a run."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_exit_codes_are_a_table_that_fits_a_screen():
     lines = CliRunner().invoke(app, ["-h"], env={"COLUMNS": "80"}).output.splitlines()
     start = next(number for number, line in enumerate(lines) if "Exit codes" in line)
     codes = [line.split()[0] for line in lines[start + 1 :] if line.strip()]
-    assert codes == [*map(str, range(14)), "130"]  # a line each, none wrapped
+    assert codes == [*map(str, range(14)), "130"]  # one line each, none wrapped
 
 
 def test_a_field_of_the_recipe_typed_as_an_option_leads_to_set():
@@ -38,7 +38,7 @@ def test_a_field_of_the_recipe_typed_as_an_option_leads_to_set():
     assert "--set train.lr=VALUE or --set dense.lr=VALUE" in text
     assert "--set convert.share=VALUE" in output("inspect", "digits", "--share", "input", code=2)
     assert "--set" not in output("sparsify", "digits", "--nonsense", code=2).partition("Error")[2]
-    assert "--set" not in output("predict", "runs/x", "--lr", "1", code=2).partition("Error")[2]  # which takes no fields
+    assert "--set" not in output("predict", "runs/x", "--lr", "1", code=2).partition("Error")[2]  # predict has no recipe fields
     assert fields_named("--log-sigma2") == ["convert.log_sigma2"] and fields_named("--nonsense") == []
 
 

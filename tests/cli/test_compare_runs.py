@@ -1,4 +1,4 @@
-"""Several runs in one table and one picture; a grid of settings."""
+"""Several runs in one table and one picture, and a grid of settings."""
 
 import json
 import shutil
@@ -64,14 +64,14 @@ def test_a_sweep_runs_all_combinations_once(tiny_recipe, tmp_path):
 
 
 def test_a_sweep_compares_before_it_runs(tiny_recipe, tmp_path, monkeypatch):
-    """The folder that does not fit may be the last."""
+    """Even if only the last folder holds a different run."""
     from svdcompress import pipeline
     from svdcompress.recipe import dump_recipe
 
     (tmp_path / "tiny.yaml").write_text(dump_recipe(tiny_recipe))
     last = tmp_path / "grid" / "train.epochs-2"
     last.mkdir(parents=True)
-    (last / "recipe.yaml").write_text(dump_recipe(tiny_recipe))  # of 4 epochs
+    (last / "recipe.yaml").write_text(dump_recipe(tiny_recipe))  # with 4 epochs
     (last / "report.json").write_text("{}")
     ran = []
     monkeypatch.setattr(pipeline, "run", lambda *given, **more: ran.append(given))
@@ -82,7 +82,7 @@ def test_a_sweep_compares_before_it_runs(tiny_recipe, tmp_path, monkeypatch):
 
 @pytest.fixture
 def sweeping(tiny_run, tiny_recipe, tmp_path, monkeypatch):
-    """A sweep whose runs are copies of one, but where train.epochs is 2: there it fails."""
+    """A sweep whose runs are copies of one, except that it fails where train.epochs is 2."""
     from svdcompress import pipeline
     from svdcompress.recipe import dump_recipe
 
@@ -132,7 +132,7 @@ def test_files_of_the_end_are_checked_ahead_of_the_work(sweeping, tiny_run, tmp_
         result, ran = sweeping("--grid", "train.epochs=1,3", option, place)
         assert (result.exit_code, ran) == (error.exit_code, []), result.output
         assert svdc("compare", tiny_run[0], option, place).exit_code == error.exit_code
-    result, ran = sweeping("--grid", "train.epochs=1,3", "--picture", tmp_path / "grid" / "p.png")  # beside the runs
+    result, ran = sweeping("--grid", "train.epochs=1,3", "--picture", tmp_path / "grid" / "p.png")  # in the folder of the runs
     assert result.exit_code == 0 and len(ran) == 2 and (tmp_path / "grid" / "p.png").is_file()
 
 

@@ -1,4 +1,4 @@
-"""`svdc evaluate` and `svdc predict` on a run, as a person meets them."""
+"""`svdc evaluate` and `svdc predict` on a run, as a user sees them."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ def svdc(*args, code=0):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Other data: colour images of another size."""
+    """Other data: color images of a different size."""
     x = np.random.default_rng(0).integers(0, 256, (40, 3, 12, 12), dtype=np.uint8)
     np.savez(tmp_path / "photos.npz", x=x, y=np.arange(40) % 2)
     return tmp_path / "photos.npz"
@@ -49,7 +49,7 @@ def test_what_tells_inputs_from_elsewhere(tiny_run, photos, tmp_path):
     ]
     text = svdc(*run).stdout
     rows = [re.split(" *│|  ", line)[0] for line in text.splitlines() if line.startswith(("dense", "sparse"))]
-    assert rows == [*NAMES, *(name for name in NAMES if name != "dense, temperature"), *NAMES]  # figures, differences, AUROC
+    assert rows == [*NAMES, *(name for name in NAMES if name != "dense, temperature"), *NAMES]  # metrics, differences, AUROC
     assert all(word in text for word in ("shuffled", "uniform", "npz", "mutual information", "entropy", "1 - confidence"))
     found = json.loads((tmp_path / "e" / "evaluation.json").read_text())
     for row in found["contenders"]:
@@ -63,7 +63,7 @@ def test_what_tells_inputs_from_elsewhere(tiny_run, photos, tmp_path):
 def test_other_data_that_are_no_images(tiny_run, tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.zeros((40, 5), np.float32), y=np.arange(40) % 2)
     for name, words in (
-        (f"npz:{tmp_path}/rows.npz", "are no images"),
+        (f"npz:{tmp_path}/rows.npz", "are not images"),
         (f"npz:{tmp_path}/none.npz", "none.npz"),
         ("what", "what"),
     ):
@@ -89,7 +89,7 @@ def test_baselines_shift_and_a_section_of_the_report(tiny_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(tiny_run[0], folder)
     done = svdc("evaluate", folder, "--samples", 3, "--members", 2, "--shift")
-    for words in ("deep ensemble of 2", "magnitude, as many weights", "less dense, temperature", "Under shift", "energy"):
+    for words in ("deep ensemble of 2", "magnitude, as many weights", "difference from dense, temp", "Under shift", "energy"):
         assert words in done.stdout
     assert "training member 2 of 2" in done.stderr and "laplace-torch" in done.stderr
     names = {path.name for path in (folder / "evaluation").iterdir()}

@@ -1,4 +1,4 @@
-"""Memory that is not there: said as such, with what to lower, wherever it is asked for."""
+"""Running out of memory is reported as such, with what to lower, wherever memory is requested."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_evaluate_says_what_to_lower(tiny_run, monkeypatch, tmp_path):
     monkeypatch.setattr(_evaluate, "compare", hungry)
     result = command("evaluate", tiny_run[0], "--out", tmp_path / "e", "--batch", 25, "--no-magnitude")
     assert result.exit_code == ModelError.exit_code
-    assert "out of memory: lower --batch (here 25), or take another --device" in " ".join(result.output.split())
+    assert "out of memory: lower --batch (here 25), or use another --device" in " ".join(result.output.split())
     assert sizes == [25, 25, 10]
 
 

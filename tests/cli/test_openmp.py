@@ -1,4 +1,4 @@
-"""How threads wait, and who sets their number: settled before torch is loaded, the user's first."""
+"""How OpenMP threads wait and who sets their number: decided before torch is loaded, and the user's settings win."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ import torch
 
 
 def shown(**environment):
-    """What OpenMP says of its settings when torch is loaded in a process that began as `svdc`."""
+    """OpenMP's display of its settings when torch is loaded in a process that started as `svdc`."""
     base = {name: value for name, value in os.environ.items() if name not in (*_threads.WAITING, *_threads.NUMBER)}
     env = {**base, "OMP_DISPLAY_ENV": "VERBOSE", "PYTHONPATH": os.getcwd(), **environment}
     found = subprocess.run([sys.executable, "-c", ENTER], env=env, capture_output=True, text=True, check=True).stderr
@@ -51,7 +51,7 @@ def test_a_process_that_has_torch_is_left_alone(monkeypatch):
     _threads.wait_passively()
     assert "OMP_WAIT_POLICY" not in os.environ
     monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "before")  # so that it is put back afterwards
+    monkeypatch.setenv("OMP_WAIT_POLICY", "before")  # so that monkeypatch restores it afterwards
     monkeypatch.delenv("OMP_WAIT_POLICY")
     _threads.wait_passively()
     assert os.environ["OMP_WAIT_POLICY"] == "passive"

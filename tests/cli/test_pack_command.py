@@ -1,4 +1,4 @@
-"""`svdc pack` and `svdc unpack`: there and back, what is said of it, and what is refused."""
+"""`svdc pack` and `svdc unpack`: the round trip, the messages, and what is refused."""
 
 import json
 
@@ -12,7 +12,7 @@ from svdcompress.cli._app import app
 
 
 def svdc(*arguments, code=0):
-    """Output in one line."""
+    """The output of a command, joined into one line."""
     result = CliRunner().invoke(app, [str(each) for each in arguments])
     assert result.exit_code == code, result.output
     return " ".join(result.output.split())
@@ -51,7 +51,7 @@ def test_fewer_bits_are_fewer_bytes(tiny_run, tmp_path):
 def test_bits_that_no_weight_of_the_file_gets_are_said(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setattr("svdcompress.pipeline.fewest_bits", lambda opened: {"nosuch.weight": 3})
     text = svdc("pack", tiny_run[0], "--out", tmp_path / "a", "--precision", "auto")
-    assert "in eight bits: nosuch.weight, of which model.onnx has no weight by that name" in text
+    assert "in eight bits: nosuch.weight, for which model.onnx has no weight of that name" in text
 
 
 def test_what_cannot_be_is_said(tiny_run, tmp_path):
@@ -60,5 +60,5 @@ def test_what_cannot_be_is_said(tiny_run, tmp_path):
     assert "'int3' is unknown; one of float32, float16, int8, int4, posterior, auto" in text
     assert "no such file" in svdc("pack", tmp_path, "--out", tmp_path / "a", code=5)
     (tmp_path / "bad.svdc").write_bytes(b"no")
-    assert "no archive of svdc" in svdc("unpack", tmp_path / "bad.svdc", "--out", tmp_path / "b.onnx", code=5)
+    assert "not an svdc archive" in svdc("unpack", tmp_path / "bad.svdc", "--out", tmp_path / "b.onnx", code=5)
     assert not (tmp_path / "b.onnx").exists() and not (tmp_path / "a").exists()

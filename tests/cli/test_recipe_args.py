@@ -1,4 +1,4 @@
-"""`--model-arg` and `--data-arg` beside a recipe that has arguments of its own."""
+"""`--model-arg` and `--data-arg` together with a recipe that has arguments of its own."""
 
 import pytest
 

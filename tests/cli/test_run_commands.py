@@ -1,4 +1,4 @@
-"""Commands on a finished run: where they run, what their files say, and places that cannot be written, seen before the work."""
+"""Commands on a finished run: their device, what their files say, and output paths checked for writing before the work."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def test_devices_of_the_commands(tiny_run, tmp_path, monkeypatch):
     svdc("predict", folder, "--input", "x.npy", "--device", "cpu")
     svdc("predict", folder, "--input", "x.npy", "--onnx")
     assert seen == ["cpu", None]
-    # What the recipe's device says of the machine it was trained on matters to nobody.
+    # The recipe's device describes the machine that trained the run; it is not used here.
     svdc("predict", folder, "--input", "x.npy")
     assert torch.device(seen[-1]).type in ("cpu", "cuda", "mps")
 
@@ -65,7 +65,7 @@ def test_bench_measures_onnxruntime_and_pytorch(tiny_run):
     assert list(latency) == ["dense", "sparse", "sampled"] and all(0 < times["batch_2"] < 1e4 for times in latency.values())
     text = svdc(*run).stdout
     assert "onnxruntime on the CPU, 1 thread" in text and "PyTorch on cpu, 1 thread" in text and "sparse, 3 samples" in text
-    # Layers this small have no sparse products, and it says so.
+    # Layers this small have no sparse products, and the output says so.
     assert [one["used"] for one in found["torch"]["sparse_execution"]["batch_2"]] == [False, False]
     assert "batch 2: no layer is sparse: " in text and "not timed" in text and "CSR" not in text
 
@@ -93,7 +93,7 @@ def test_bench_measures_sparse_products_where_a_layer_has_them(tiny_run, monkeyp
 def test_a_median_is_made_of_several_calls():
     calls = []
     assert _median(lambda: calls.append(None), torch.device("cpu"), 0.0) < 100
-    assert len(calls) == 2 + 5  # warm, then measured
+    assert len(calls) == 2 + 5  # warm-up, then measured calls
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_the_shell_completes_shipped_recipes_and_own_files(tmp_path, monkeypatch
 
 
 def completed(line):
-    """What a shell gets that has run `svdc --install-completion`."""
+    """The completions a shell gets after `svdc --install-completion`."""
     words = line.split()
     env = {"_SVDC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     return CliRunner().invoke(app, [], env=env, prog_name="svdc").stdout.split()
@@ -144,7 +144,7 @@ def completed(line):
 
 def test_the_help_tells_of_completion():
     text = svdc("--help").stdout
-    assert text.count("--install-completion") > 1  # in words, and among the options
+    assert text.count("--install-completion") > 1  # in the text and among the options
 
 
 def test_bench_says_where_sparse_products_cannot_be_measured(tiny_run, monkeypatch):

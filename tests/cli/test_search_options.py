@@ -1,4 +1,4 @@
-"""Options of the search that would do nothing are refused."""
+"""Search options that would have no effect are refused."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ ALONE = [("--objective", "macs"), ("--latency-command", "./ask.sh"), ("--trials"
 
 
 def refused(*words):
-    """What is said of options that would do nothing."""
+    """The message for options that would have no effect."""
     result = CliRunner().invoke(app, ["sparsify", "digits", *words], env={"COLUMNS": "200"})
     assert result.exit_code == UsageError.exit_code, result.output
     return " ".join(result.output.split())
@@ -23,16 +23,16 @@ def refused(*words):
 
 @pytest.mark.parametrize("option", ALONE, ids=lambda option: option[0])
 def test_what_goes_with_a_search_alone(option):
-    assert f"{option[0]} goes with --max-drop, --max-error or --goal" in refused(*option)
+    assert f"{option[0]} needs --max-drop, --max-error or --goal" in refused(*option)
 
 
 def test_several_of_them_are_told_at_once():
-    assert "--objective, --trials and --max-minutes go with --max-drop" in refused(*ALONE[0], *ALONE[2], *ALONE[3])
+    assert "--objective, --trials and --max-minutes need --max-drop" in refused(*ALONE[0], *ALONE[2], *ALONE[3])
 
 
 @pytest.mark.parametrize("search", [("--goal", "macs=2x"), ("--max-drop", "1"), ("--max-drop", "1", "--objective", "bytes")])
 def test_a_latency_command_goes_with_a_latency(search):
-    assert "--latency-command goes with --goal latency=..." in refused("--latency-command", "./ask.sh", *search)
+    assert "--latency-command needs --goal latency=..." in refused("--latency-command", "./ask.sh", *search)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Python warnings of a command: ours as one line each, those of other packages as Python shows them."""
+"""Python warnings of a command: ours as one line each, those of other packages in Python's format."""
 
 import types
 import warnings
@@ -8,7 +8,7 @@ from svdcompress.cli._common import command
 
 
 def ours(message):
-    """What a module of the package would do."""
+    """Warn as a module of the package would."""
     source = f"import warnings\nwarnings.warn({message!r}, stacklevel=2)"
     module = types.ModuleType("svdcompress.predict._something")
     exec(source, module.__dict__)

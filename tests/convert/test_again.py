@@ -1,4 +1,4 @@
-"""A second conversion, and filters beside the patterns."""
+"""A second conversion, and filters together with patterns."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def pair() -> nn.Sequential:
 )
 def test_a_second_conversion_with_other_settings_is_an_error(other):
     model = svdc.convert(pair(), include=["0"])
-    with pytest.raises(ModelError, match=rf"0 is variational already, with {next(iter(other))}="):
+    with pytest.raises(ModelError, match=rf"0 is already variational, with {next(iter(other))}="):
         svdc.convert(model, **other)
     assert type(model[2]) is nn.Linear
-    svdc.convert(model, exclude=["0"], **other)  # not meant
-    svdc.convert(model[0], threshold=3.0)  # the same again
+    svdc.convert(model, exclude=["0"], **other)  # the variational layer is excluded
+    svdc.convert(model[0], threshold=3.0)  # the same setting again
     assert model[0].prior == "ard" and hasattr(model[2], "log_sigma2")
 
 
 @pytest.mark.parametrize("posterior", ["independent", "rank-one"])
 def test_a_second_conversion_that_starts_elsewhere_is_an_error(posterior):
     model = svdc.convert(pair(), include=["0"], log_sigma2=-10.0, posterior=posterior)
-    with pytest.raises(ModelError, match=r"0 is variational already, with log variances that start at -10; .* start at -2"):
+    with pytest.raises(ModelError, match=r"0 is already variational, with log variances that start at -10; .* start at -2"):
         svdc.convert(model, log_sigma2=-2.0, posterior=posterior)
     assert type(model[2]) is nn.Linear
     svdc.convert(model, log_sigma2=-10.0, posterior=posterior)
     with torch.no_grad():
         for own in model[0].variance_parameters().values():
             own.add_(1)
-    svdc.convert(model, log_sigma2=-10.0, posterior=posterior)  # a model that was trained is not started again
+    svdc.convert(model, log_sigma2=-10.0, posterior=posterior)  # a trained model does not count as starting elsewhere
 
 
 def test_a_filter_decides_beside_the_patterns():

@@ -1,4 +1,4 @@
-"""What conversion says of a model that could not be trained as it is: weights in half precision, a wrapper of several GPUs."""
+"""How conversion treats a model that could not be trained as it is: half-precision weights, a multi-GPU wrapper."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def alone(tmp_path):
     distributed = torch.distributed
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
     yield
-    gc.collect()  # wrapped models in cycles; freed later, as the last to hold the group, they wait for its thread with the GIL
+    gc.collect()  # wrapped models are cycles; freed later, as the last to hold the group, they wait for its thread with the GIL
     distributed.destroy_process_group()
 
 
@@ -58,7 +58,7 @@ def test_a_wrapped_model_is_refused(alone, inside):
     assert ("(body)" in str(error.value)) is inside
     assert not list(svdc.layers.variational_layers(model))
     wrapped = nn.parallel.DistributedDataParallel(svdc.convert(net()))
-    assert svdc.convert(wrapped) is wrapped  # nothing to do
+    assert svdc.convert(wrapped) is wrapped  # nothing left to convert
     assert list(svdc.layers.variational_layers(svdc.convert(nn.DataParallel(net()))))
 
 
@@ -71,7 +71,7 @@ def test_a_divided_model_is_refused(alone):
 
 
 def test_log_variances_train_under_autocast():
-    """The cure that the warning names."""
+    """The remedy that the warning names."""
     model = svdc.convert(net().bfloat16().float())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)
@@ -97,7 +97,7 @@ def test_a_model_that_is_converted_in_inference_mode_can_be_trained(posterior):
     model = net()
     with torch.inference_mode():
         svdc.convert(model, posterior=posterior)
-        inner = svdc.convert(net(), posterior=posterior)  # made there itself
+        inner = svdc.convert(net(), posterior=posterior)  # created in inference mode too
         assert not inner[0].variance_moved and torch.isfinite(inner(torch.randn(2, 6))).all()
     optimizer = torch.optim.Adam(model.parameters())
     svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=8)(model(torch.randn(8, 6)), torch.arange(8) % 3).backward()

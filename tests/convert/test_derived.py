@@ -1,4 +1,4 @@
-"""Weights that are computed in each forward: left with the option's name, or made plain, exact in `eval()`."""
+"""Weights that are computed in each forward: left dense with a reason that names the option, or folded, exact in `eval()`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 
 
 class StdConv2d(nn.Conv2d):
-    """Weight standardisation, as in BiT's ResNetV2."""
+    """Weight standardization, as in BiT's ResNetV2."""
 
     eps = 1e-6
 
@@ -30,7 +30,7 @@ class StdConv2d(nn.Conv2d):
 
 
 class ScaledStdConv2d(nn.Conv2d):
-    """The same with a gain of its own, as in NFNet; torch's batch norm computes it."""
+    """The same with a learned gain, as in NFNet; torch's batch norm computes it."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -44,14 +44,14 @@ class ScaledStdConv2d(nn.Conv2d):
 
 
 class Orthogonal(nn.Module):
-    """A parametrisation of somebody's own."""
+    """A user's own parametrization."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.linalg.qr(x).Q
 
 
 class Wrapped(nn.Linear):
-    """Computes what Linear does, in a forward of its own, as timm's does."""
+    """Computes the same as Linear in its own forward, as timm's does."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias) if x.dim() else x
@@ -79,7 +79,7 @@ KINDS = {
 
 
 def model_of(kind: str) -> tuple[nn.Module, Tensor]:
-    """The layer in a model, trained a little in `train()`, so that what it keeps for itself is not as it started."""
+    """The layer in a model that was trained for a few steps in `train()`, so that the layer's own state has changed."""
     torch.manual_seed(0)
     layer = KINDS[kind]()
     convolution = isinstance(layer, nn.Conv2d)
@@ -147,7 +147,7 @@ def test_a_copy_is_folded_and_the_other_stays(kind):
     model, x = model_of(kind)
     expected = model(x).detach()
     with torch.no_grad():
-        model(x)  # what the older hooks leave behind has no gradient then, and can be copied
+        model(x)  # without a gradient, what the older hooks leave behind can be copied
         svdc.convert(copy.deepcopy(model), derived="fold")
     assert torch.equal(model(x), expected)
 
@@ -177,14 +177,14 @@ def test_patterns_choose_what_is_folded():
 
 
 class FromInput(nn.Linear):
-    """Its weight depends on the input: no plain layer computes that."""
+    """The weight depends on the input, which no plain layer can compute."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight * x.mean(), self.bias)
 
 
 class Padded(nn.Conv2d):
-    """Pads its input itself, as timm's "same" convolutions do."""
+    """Pads its own input, as timm's "same" convolutions do."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight - self.weight.mean()
@@ -207,7 +207,7 @@ class Fails(nn.Linear):
 def test_a_forward_that_does_more_is_left(layer):
     model = nn.ModuleList([layer, nn.Linear(4, 4)])
     (entry, _) = svdc.plan(model, derived="fold")
-    assert not entry.converted and "with forward of its own" in entry.reason
+    assert not entry.converted and "with its own forward" in entry.reason
 
 
 def test_a_tensor_that_others_hold_too_is_not_folded():

@@ -1,4 +1,4 @@
-"""Layers whose weight other code reads past them: found by one pass, left dense, told late where no pass was asked for."""
+"""Layers whose weight other code reads directly: found by one pass and left dense; reported later if no inputs were given."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def half(model: nn.Module) -> dict[str, Tensor]:
 
 
 def dense_oracle(model: nn.Module, masks: dict[str, Tensor], past: list[str] = PAST) -> nn.Module:
-    """Zeros written into a dense copy, except where nobody would see a mask."""
+    """A dense copy with zeros written into its weights, except where a mask would have no effect."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for name, mask in masks.items():
@@ -87,9 +87,9 @@ def test_the_plan_names_who_reads_them_and_changes_nothing():
     random = torch.get_rng_state()
     found = {entry.name: entry.reason for entry in svdc.plan(model, example_inputs=x) if entry.name.startswith("blocks.0.attn")}
     assert found == dict.fromkeys(
-        PAST[:2], "its weight is read past it, by 'blocks.0.attn', where neither a mask nor noise would be seen"
+        PAST[:2], "its weight is read directly by 'blocks.0.attn', which bypasses the layer's mask and noise"
     )
-    assert {entry.reason for entry in svdc.plan(model) if entry.name in PAST} == {""}  # nothing was run
+    assert {entry.reason for entry in svdc.plan(model) if entry.name in PAST} == {""}  # without inputs, no forward pass is made
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random) and not model.training
     assert not any("forward" in vars(module) for module in model.modules())
@@ -143,7 +143,7 @@ def test_what_counts_as_reading_past_a_layer(read, past):
             return self.head(read(self.fc, x))
 
     found = {entry.name: entry.reason for entry in svdc.plan(Net(), example_inputs=torch.randn(2, 4))}
-    assert found["head"] == "" and ("read past it, by the model itself" in found["fc"]) == past
+    assert found["head"] == "" and ("read directly by the model itself" in found["fc"]) == past
 
 
 def test_convolutions_and_ties():
@@ -167,10 +167,10 @@ def test_convolutions_and_ties():
 def test_forward_replaced_on_the_object_is_told_without_inputs():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     model[0].forward = lambda x: F.linear(x, model[0].weight)
-    assert "its forward was replaced on the object" in svdc.plan(model)[0].reason and svdc.plan(model)[1].converted
+    assert "its forward method was replaced on the instance" in svdc.plan(model)[0].reason and svdc.plan(model)[1].converted
 
 
-# Without inputs: told late, and what is computed is still right
+# Without inputs: reported later, and the results are still right
 
 
 def test_prune_keeps_what_masks_do_not_reach_and_says_why():
@@ -185,7 +185,7 @@ def test_prune_keeps_what_masks_do_not_reach_and_says_why():
     torch.testing.assert_close(svdc.hold(copy.deepcopy(model), masks)(fresh), expected)
     assert small.pruning.parameters_after < small.pruning.parameters_before
     assert [note.partition(":")[0] for note in small.pruning.notes] == PAST
-    assert "read past it, by 'blocks.0.attn'" in small.pruning.notes[0] and "example_inputs" in small.pruning.notes[0]
+    assert "read directly by 'blocks.0.attn'" in small.pruning.notes[0] and "example_inputs" in small.pruning.notes[0]
     torch.testing.assert_close(svdc.to_dense(small)(fresh), expected)
 
 
@@ -202,7 +202,7 @@ def test_a_layer_that_runs_and_is_read_past_too_is_named():
     model, x = svdc.convert(Net()).eval(), torch.randn(2, 4)
     masks = half(model)
     small = svdc.prune(model, x, masks=masks)
-    assert small.pruning.notes[0].startswith("fc: its weight is read past it")
+    assert small.pruning.notes[0].startswith("fc: its weight is read directly")
     torch.testing.assert_close(small(x), svdc.hold(model, masks)(x))
 
 
@@ -210,7 +210,7 @@ def test_export_of_an_unpruned_model_is_what_the_model_computes_and_warns(tmp_pa
     model, x = swin()
     svdc.convert(model)
     svdc.hold(model, half(model))
-    with pytest.warns(UserWarning, match=r"blocks.0.attn.qkv: its weight is read past it.*blocks.1.attn.proj.*example_inputs"):
+    with pytest.warns(UserWarning, match=r"blocks.0.attn.qkv: its weight is read directly.*blocks.1.attn.proj.*example_inputs"):
         done = svdc.export_onnx(model, tmp_path / "model.onnx", x)
     assert done.parity is not None and done.parity < 1e-4
 
@@ -220,9 +220,9 @@ def test_the_first_loss_says_that_a_weight_is_read_past_its_layer():
     y = torch.tensor([0, 1])
     svdc.convert(model).train()
     elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=10)
-    with pytest.warns(UserWarning, match=r"read past .*blocks.0.attn.qkv.*example_inputs"):
+    with pytest.warns(UserWarning, match=r"read directly.*blocks.0.attn.qkv.*example_inputs"):
         elbo(model(x), y).backward()
-    loss = elbo(model(x), y)  # said once
+    loss = elbo(model(x), y)  # warned about once only
     loss.backward()
 
 
@@ -230,7 +230,7 @@ def test_the_first_loss_is_silent_where_all_is_well(recwarn):
     model, x = swin()
     svdc.convert(model, example_inputs=x).train()
     svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=10)(model(x), torch.tensor([0, 1])).backward()
-    idle = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])  # one of which takes no part
+    idle = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])  # one of them is never called
     svdc.convert(idle)
     svdc.ELBO(idle, nn.CrossEntropyLoss(), num_examples=10)(idle[0](torch.randn(2, 3)), torch.tensor([0, 1])).backward()
     assert [str(warning.message) for warning in recwarn] == []

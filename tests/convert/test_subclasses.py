@@ -1,4 +1,4 @@
-"""Subclasses that compute what their torch.nn class does are converted as it is, and stay themselves; others are told apart."""
+"""Subclasses that compute what their torch.nn class does are converted and keep their class; others are detected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Conv3DSimple(nn.Conv3d):
 
 
 class Started(Same):
-    """Another start, another text: nothing of what is computed."""
+    """Another initialization and another repr, but the same computation."""
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 0.5)
@@ -75,7 +75,7 @@ def test_they_are_converted_and_stay_instances_of_their_class():
     torch.testing.assert_close(model(x), expected)
     with torch.no_grad():
         for _, layer in variational_layers(model):
-            layer.log_sigma2.fill_(-6.0)  # noise that float32 can add to a weight
+            layer.log_sigma2.fill_(-6.0)  # noise large enough for float32 to add to a weight
     model.train()
     assert not torch.equal(model(x), model(x))
     svdc.kl_divergence(model).backward()
@@ -123,12 +123,12 @@ def test_copies_and_pickles():
 
 def test_a_file_of_another_layer_is_refused(tmp_path):
     svdc.save(svdc.convert(nn.Sequential(Same(3, 3))), tmp_path / "file")
-    svdc.load(tmp_path / "file", nn.Sequential(nn.Linear(3, 3)))  # computes the same
+    svdc.load(tmp_path / "file", nn.Sequential(nn.Linear(3, 3)))  # computes the same as the subclass
     with pytest.raises(CheckpointError, match="0: VariationalLinear in the file, Other in the model"):
         svdc.load(tmp_path / "file", nn.Sequential(Other(3, 3)))
 
 
-# Those that are left
+# Subclasses that are left dense
 
 
 class Other(nn.Linear):
@@ -158,10 +158,10 @@ class Choosy(nn.Linear):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (lambda: Other(3, 3), "a Linear with forward of its own: Other"),
-        (lambda: OtherConv(3, 3, 1), "a Conv2d with _conv_forward of its own: OtherConv"),
-        (lambda: Masked(3, 3), "has mask of its own, which a variational layer needs for itself: Masked"),
-        (lambda: Property(3, 3), "has prior of its own, which a variational layer needs for itself: Property"),
+        (lambda: Other(3, 3), "a Linear with its own forward: Other"),
+        (lambda: OtherConv(3, 3, 1), "a Conv2d with its own _conv_forward: OtherConv"),
+        (lambda: Masked(3, 3), "has its own mask, which a variational layer needs for itself: Masked"),
+        (lambda: Property(3, 3), "has its own prior, which a variational layer needs for itself: Property"),
         (lambda: Choosy(3, 3), "not a type that is converted: Choosy"),
     ],
 )

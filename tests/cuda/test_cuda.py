@@ -1,4 +1,4 @@
-"""What must hold on a GPU too. Skipped without one; `make gpu` runs them where there is one."""
+"""What must hold on a GPU too. Skipped without one; `make gpu` runs these tests where there is one."""
 
 import copy
 
@@ -86,7 +86,7 @@ def test_a_compiled_step_computes_what_the_plain_one_does():
 def test_a_model_on_the_gpu_is_pruned_exactly_and_stays_there():
     model = network().cuda().eval()
     masks = {name: mask.clone() for name, mask in svdc.relevance(model, 50.0).items()}
-    masks["5"][:, :64] = False  # half of the channels are read by nobody
+    masks["5"][:, :64] = False  # nothing reads half of the channels
     x = batch(8)[0].cuda()
     small = svdc.prune(model, x, masks=masks)
     assert next(small.parameters()).is_cuda and small[0].out_channels == 4
@@ -133,9 +133,9 @@ def test_layers_are_reconstructed_as_on_the_cpu():
 
 @pytest.mark.parametrize("long", [0, 10**12])
 def test_a_search_for_bytes_measures_its_files(tmp_path, monkeypatch, long):
-    """Ways are judged on the device; those that are taken are pruned and written on the CPU."""
+    """Options are judged on the device; the chosen ones are pruned and written on the CPU."""
     monkeypatch.setattr("svdcompress.pipeline._choose_masks.LONG", long)
-    monkeypatch.setattr("svdcompress.pipeline._choose_masks.best_option", lambda options: options[-1])  # one to be measured
+    monkeypatch.setattr("svdcompress.pipeline._choose_masks.best_option", lambda options: options[-1])  # so one is measured
     sets = ["data.limit=400", "dense.epochs=3", "train.epochs=2", "recover.epochs=1", "uncertainty.samples=0", "device=cuda"]
     search = ["search.goal=bytes=3x", "search.trials=1", "search.levels=1", "train.beta={final: 1.0e-6}"]
     results = run(load_recipe("digits", [*sets, *search]), tmp_path / "run")
@@ -143,7 +143,7 @@ def test_a_search_for_bytes_measures_its_files(tmp_path, monkeypatch, long):
 
 
 class Viewing(nn.Module):
-    """Flattens what a convolution gives by `view`, which takes no outputs that are channels last."""
+    """Flattens the output of a convolution with `view`, which fails on channels-last outputs."""
 
     def __init__(self):
         super().__init__()

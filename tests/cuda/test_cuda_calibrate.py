@@ -1,4 +1,4 @@
-"""Posteriors and temperatures that are fitted on a GPU, held against those of the CPU."""
+"""Posteriors and temperatures fitted on a GPU, against those of the CPU."""
 
 import copy
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    """Convolutions in float32 as it is, and not in TF32."""
+    """Convolutions in full float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -71,7 +71,7 @@ def task_of(name):
 
 
 def model_of(name, n=160):
-    """A sparse model in eval(), with masks held, and examples that are drawn from it."""
+    """A sparse model in eval() with masks held, and examples drawn from it."""
     make, shape = MODELS.get(name, (Recurrent, (3, 5)))
     torch.manual_seed(0)
     model = svdc.convert(make()).eval()
@@ -93,13 +93,13 @@ def model_of(name, n=160):
 
 
 def close(found, expected, rtol=1e-3):
-    """To a share of the largest number."""
+    """Check equality to within a fraction of the largest value."""
     assert found.device.type == expected.device.type == "cpu"
     assert float((found - expected).abs().max()) < rtol * float(expected.abs().max())
 
 
 def curvatures(model, examples, task, structure):
-    """Of a copy on the CPU, and of one on the GPU."""
+    """The curvatures of one copy on the CPU and of one on the GPU."""
     kept, likelihood, found = kept_of(model), likelihood_for(task), []
     for device in ("cpu", "cuda"):
         with held(copy.deepcopy(model).to(device)) as there:
@@ -124,13 +124,13 @@ def test_curvatures_are_those_of_the_cpu(name, structure):
 
 @pytest.mark.parametrize("kind", ["full", "kronecker", "low rank"])
 def test_draws_of_a_joint_posterior_are_those_of_the_cpu(kind):
-    """By the same noise."""
+    """With the same noise."""
     model, examples = model_of("images")
     kept, likelihood, found = kept_of(model), likelihood_for("classification"), []
     for device in ("cpu", "cuda"):
         with held(copy.deepcopy(model).to(device)) as there:
             make = kronecker if kind == "kronecker" else gauss_newton
-            if not found:  # one curvature for both: of its eigenvectors neither sign is the right one
+            if not found:  # one curvature for both: the signs of its eigenvectors are arbitrary
                 curvature = make(there, kept, examples, likelihood, device=device)
             joint = LowRank(kept, *low_rank(curvature, 5, 10.0)) if kind == "low rank" else Joint(kept, curvature, 10.0)
             found.append(joint_draws(there, joint, examples, likelihood, 12, device=device))
@@ -223,7 +223,7 @@ def test_promises_are_those_of_the_same_probabilities_on_the_cpu():
 
 @pytest.mark.parametrize("structure", ["kronecker", "diagonal", "full"])
 def test_a_recurrence_has_a_curvature_in_eval(structure):
-    """In which cuDNN has no gradients of one."""
+    """cuDNN has no gradients of a recurrence in eval()."""
     here, there = curvatures(*model_of("recurrent", 60), "classification", structure)
     for one, other in zip(there.blocks, here.blocks, strict=True):
         close(one.values, other.values)

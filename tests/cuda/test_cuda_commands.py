@@ -1,4 +1,4 @@
-"""The commands on a run that was made on a GPU: each of them there, on the CPU, and by the files alone."""
+"""The commands on a run made on a GPU: each on the GPU, on the CPU, and with the files alone."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def sets_of(*more):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that was made on the device, by the command."""
+    """A run made on the device by the command."""
     folder = tmp_path_factory.mktemp("runs") / "there"
     svdc("sparsify", "digits", "--device", "cuda", *sets_of(), "--out", folder)
     return folder
@@ -64,7 +64,7 @@ def test_inputs_are_predicted_alike_on_both_devices(finished, tmp_path, more):
         here, there = ([row[name] for row in rows[device]] for device in ("cpu", "cuda"))
         try:
             here, there = (np.array(column, float) for column in (here, there))
-        except ValueError:  # names of classes, and sets of them
+        except ValueError:  # class names, and sets of them
             assert sum(a == b for a, b in zip(here, there, strict=True)) >= 24, name
         else:
             assert np.median(np.abs(here - there)) < 0.05, name
@@ -82,7 +82,7 @@ def test_predictions_repeat_with_their_seed(finished, tmp_path):
 
 
 def test_contenders_are_compared_on_the_device(finished, tmp_path):
-    """With an ensemble, corrupted inputs and magnitude pruning, which are trained there too."""
+    """With an ensemble, corrupted inputs and magnitude pruning, whose models are also trained there."""
     how = ["--samples", 20, "--shift", "--members", 2, "--magnitude", "--no-laplace"]
     found = {}
     for device in ("cuda", "cpu"):
@@ -91,7 +91,7 @@ def test_contenders_are_compared_on_the_device(finished, tmp_path):
     here, there = ({row["name"]: row["metrics"] for row in found[device]["contenders"]} for device in ("cpu", "cuda"))
     assert list(here) == list(there) and "deep ensemble of 2" in there and "magnitude, as many weights" in there
     exact = ("dense", "dense, temperature", "sparse, mean", "deep ensemble of 2", "magnitude, as many weights")
-    for name in exact:  # the baselines were trained once and kept
+    for name in exact:  # the baselines were trained once and stored
         assert there[name]["nll"] == pytest.approx(here[name]["nll"], rel=1e-3), name
     assert there["sparse, samples"]["nll"] == pytest.approx(here["sparse, samples"]["nll"], rel=0.1, abs=0.05)
     assert set(found["cuda"]["shift"]["curves"]) == set(found["cpu"]["shift"]["curves"])

@@ -1,4 +1,4 @@
-"""Examples on their way to a GPU: the same batches in the same order as on the CPU, from memory and from loader processes."""
+"""Moving examples to a GPU: the same batches in the same order as on the CPU, from memory and from loader processes."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def numbers(n=101):
 
 
 class Rows(Dataset):
-    """One example at a time; of the row `bad` it raises."""
+    """One example at a time; raises an error for the row `bad`."""
 
     def __init__(self, n=101, as_dict=False, bad=None):
         self.x, self.y = numbers(n)
@@ -38,12 +38,12 @@ class Rows(Dataset):
 
 
 def flat(x):
-    """A batch's tensors, of whatever form it has."""
+    """The tensors of a batch in any form."""
     return [x] if isinstance(x, torch.Tensor) else list(x.values()) if isinstance(x, dict) else list(x)
 
 
 def same(examples, size=16, **more):
-    """Whether batches on the device are those of the CPU; how many there are."""
+    """Check that batches on the device equal those of the CPU; returns their number."""
     here, there = list(examples.batches(size, **more)), list(examples.batches(size, device="cuda", **more))
     assert len(here) == len(there)
     for (x, y), (moved, targets) in zip(here, there, strict=True):
@@ -65,7 +65,7 @@ FORMS = {
 @pytest.mark.parametrize("resident", [True, False], ids=["moved at once", "moved by batches"])
 @pytest.mark.parametrize("form", FORMS)
 def test_batches_from_memory_are_those_of_the_cpu(form, resident, shuffle, monkeypatch):
-    """What is too large for the device is moved batch by batch."""
+    """Data too large for the device is moved batch by batch."""
     if not resident:
         monkeypatch.setattr(_examples, "ON_DEVICE_BYTES", 0)
     x, y = numbers()
@@ -114,7 +114,7 @@ def test_an_example_that_cannot_be_read_is_named(workers):
 
 
 class Classes(Dataset):
-    """The sign of a number, of which one in ten is positive."""
+    """Classifies the sign of a number; one in ten is positive."""
 
     def __init__(self, n=400):
         generator = torch.Generator().manual_seed(2)
@@ -130,7 +130,7 @@ class Classes(Dataset):
 
 @pytest.mark.parametrize("read", ["memory", "processes"])
 def test_a_fit_by_batches_of_either_kind_ends_alike(read):
-    """The order comes from the seed alone, whatever the device."""
+    """The order depends only on the seed, not on the device."""
     data, losses = Classes(), {}
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_weights_of_classes_follow_the_targets_to_the_device(name):
 
 
 def test_a_loss_with_weights_of_its_own_goes_along():
-    """A module as the loss is moved to where the model is trained, and the figures are computed there."""
+    """A loss that is a module is moved to the model's device; metrics are computed there."""
     data, settings = Classes(), Training(epochs=2, batch_size=50, lr=0.01)
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
     model = svdc.convert(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)))

@@ -1,4 +1,4 @@
-"""Models that lie on a GPU go into files and come out of them as those of the CPU; runs move from one device to the other."""
+"""Models on a GPU are saved and loaded like those on the CPU, and runs can move from one device to the other."""
 
 import copy
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    """Convolutions in float32 as it is, and not in TF32."""
+    """Convolutions in full float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -31,7 +31,7 @@ def fresh():
 
 
 def model_of(posterior="independent"):
-    """On the device, with masks held, in eval()."""
+    """A model on the device, with masks held, in eval()."""
     model = svdc.convert(svdc.convert_dropout(fresh()), posterior=posterior, log_sigma2=-6.0).cuda().eval()
     masks = {name: torch.ones_like(mask) for name, mask in svdc.relevance(model, 50.0).items()}
     masks["0"][:2], masks["6"][:, 8:12] = False, False
@@ -116,7 +116,7 @@ SETTINGS = {"epochs": 4, "batch_size": 50, "lr": 0.01}
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
 def test_a_fit_goes_on_on_another_device(tmp_path, first, then, optimizer):
-    """Its optimizer's state comes along, though parameters are channels last on a GPU alone."""
+    """Its optimizer's state moves along, although parameters are channels last only on a GPU."""
     settings = Training(**SETTINGS, optimizer=optimizer)
 
     def trained(device, state=None, last=None, model=None):
@@ -131,7 +131,7 @@ def test_a_fit_goes_on_on_another_device(tmp_path, first, then, optimizer):
     assert all(own.is_contiguous() for own in whole.parameters())
     _, once = trained(then)
     losses = [row["nll"] for row in done.history]
-    assert losses[-1] < losses[0] and losses[2] < losses[0]  # no jump where it went on
+    assert losses[-1] < losses[0] and losses[2] < losses[0]  # no jump in the loss after resuming
     assert abs(losses[-1] - once.history[-1]["nll"]) < 0.25
     assert not torch.equal(whole[0].weight.cpu(), part[0].weight.cpu())
 
@@ -166,7 +166,7 @@ def test_a_run_that_was_stopped_goes_on_on_another_device(tmp_path, monkeypatch,
 def test_a_finished_run_is_opened_and_moved(tmp_path):
     run(load_recipe("digits", [*DIGITS, "device=cuda"]), tmp_path / "run")
     opened = svdc.load_run(tmp_path / "run")
-    assert {own.device.type for own in opened.model.parameters()} == {"cpu"}  # a file does not say where it was made
+    assert {own.device.type for own in opened.model.parameters()} == {"cpu"}  # a file does not record the device it was made on
     inputs, _ = next(iter(opened.data.test.batches(50)))
     expected = svdc.mc_predict(opened.model, inputs, 500)
     there = copy.deepcopy(opened.model).cuda()

@@ -1,4 +1,4 @@
-"""Other people's trainers and pruners with models on a GPU, held against loops written by hand."""
+"""Third-party trainers and pruners with models on a GPU, against hand-written loops."""
 
 import copy
 
@@ -13,7 +13,7 @@ from svdcompress.layers import variational_layers
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 ACCELERATORS = {"cuda": "gpu", "cpu": "cpu"}
-"""Lightning's names of the devices."""
+"""Lightning's names for the devices."""
 
 
 def data(n=12):
@@ -44,7 +44,7 @@ def lightning_module(model):
 
 
 def by_hand(model, batches, beta, n, device):
-    """The same training: a step a batch, plus beta KL / N; certain weights, so that no noise tells the devices apart."""
+    """The same training by hand: one step per batch, loss plus beta KL / N; tiny variances, so that noise does not matter."""
     model = svdc.convert(model, log_sigma2=-40.0).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in batches:

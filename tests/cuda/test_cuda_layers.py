@@ -1,4 +1,4 @@
-"""Every kind of variational layer on a GPU, held against the same layer on the CPU with the same noise."""
+"""Every kind of variational layer on a GPU, against the same layer on the CPU with the same noise."""
 
 import copy
 
@@ -41,19 +41,19 @@ every_posterior = pytest.mark.parametrize("posterior", ["independent", "rank-one
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    """Convolutions in float32 as it is, and not in TF32."""
+    """Convolutions in full float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 class Noise(Sampler):
-    """The same noise on each device."""
+    """Draws the same noise on every device."""
 
     def normal(self, like):
         return torch.randn(like.shape, generator=torch.Generator().manual_seed(3)).to(like)
 
 
 def made(case, posterior="independent", low=-5.0, high=-3.0, **more):
-    """A layer in train(), with variances that differ from weight to weight, and inputs."""
+    """A layer in train(), with a different variance for each weight, and inputs."""
     make, shape = CASES[case]
     torch.manual_seed(0)
     layer = svdc.convert(nn.Sequential(make()), posterior=posterior, **more)[0]
@@ -64,7 +64,7 @@ def made(case, posterior="independent", low=-5.0, high=-3.0, **more):
 
 
 def passed(layer, x, half=False):
-    """The output and all gradients of a pass, by name, on the CPU; they come from where the layer is."""
+    """The output and all gradients of a pass, by name; computed on the layer's device and returned on the CPU."""
     layer, x = copy.deepcopy(layer), x.clone().requires_grad_()
     with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
         y = layer(x)
@@ -77,7 +77,7 @@ def passed(layer, x, half=False):
 
 
 def far(found, expected):
-    """The largest distance of all, relative to what is expected."""
+    """The largest relative distance of all tensors."""
     assert set(found) == set(expected)
     return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
 
@@ -109,7 +109,7 @@ def test_what_a_mask_leaves_is_drawn_as_on_the_cpu(case):
 @every_posterior
 @every_case
 def test_means_and_moments_are_those_of_the_cpu(case, posterior):
-    """Some weights are irrelevant, and so exactly 0 in eval()."""
+    """Some weights are irrelevant, so they are exactly 0 in eval()."""
     layer, x = made(case, posterior, low=-6.0, high=3.0)
     there, spread = copy.deepcopy(layer).cuda(), torch.rand(x.shape)
     assert 0 < int(layer.relevant().sum()) < layer.weight.numel()
@@ -136,7 +136,7 @@ def test_draws_have_the_moments_of_the_layer(case, graph, half):
     torch.manual_seed(0)
     with torch.set_grad_enabled(graph), torch.autocast("cuda", torch.bfloat16, enabled=half):
         y = layer(one.expand(draws, *one.shape[1:])).detach().float()
-    some = expected.variance[0] > 1e-6  # an output_padding makes outputs that no weight reaches
+    some = expected.variance[0] > 1e-6  # with output_padding, some outputs depend on no weight
     std = expected.variance[0][some].sqrt().detach()
     rounding = 0.02 * y.abs().max() if half else 1e-4
     assert ((y.mean(0) - expected.mean[0])[some].abs() < 6 * std / draws**0.5 + rounding).all()
@@ -147,7 +147,7 @@ def test_draws_have_the_moments_of_the_layer(case, graph, half):
 @pytest.mark.parametrize("prior", ["ard", "log-uniform"])
 @every_case
 def test_the_kl_of_each_share_is_that_of_the_cpu(case, prior, posterior):
-    """Of few weights a CPU looks at those alone."""
+    """When few weights are kept, a CPU computes the KL from those alone."""
     for share in ("weight", "input", "output", "layer", ["weight", "input"]) if prior == "ard" else ("weight",):
         here, _ = made(case, posterior, prior=prior, share=share)
         for kept in (1.0, 0.1):
@@ -210,7 +210,7 @@ def test_members_are_dense_layers_of_one_draw(case):
 
 @pytest.mark.parametrize("name", ["auto", "float32", "bfloat16"])
 def test_the_noise_of_a_large_layer_is_as_large_in_each_precision(name):
-    """Large enough for "auto" to take bfloat16 on a GPU."""
+    """The layer is large enough for "auto" to take bfloat16 on a GPU."""
     torch.manual_seed(0)
     layer = svdc.convert(nn.Sequential(nn.Linear(512, 256)), log_sigma2=-4.0, variance_dtype=name)[0].cuda()
     x = torch.randn(256, 512).cuda()
@@ -262,7 +262,7 @@ def test_dropout_draws_on_the_device(kind, channels):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_recurrence_and_an_attention_beside_variational_layers(half):
-    """What is not converted runs as torch has it, in train() by cuDNN; gradients come to all."""
+    """Layers that are not converted run as in torch, with cuDNN in train(); all parameters get gradients."""
 
     class Both(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Predictions of models on a GPU: means, spreads and moments as on the CPU, whatever goes in and comes out."""
+"""Predictions of models on a GPU: means, spreads and moments as on the CPU, for all kinds of inputs and outputs."""
 
 import copy
 
@@ -16,7 +16,7 @@ DRAWS = 2000
 
 
 class Recurrent(nn.Module):
-    """The recurrence reads what has noise already."""
+    """The inputs of the recurrence are already noisy."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Recurrent(nn.Module):
 
 
 class Attending(nn.Module):
-    """With torch's own encoder, which has a fused path in eval()."""
+    """Uses torch's own encoder, which has a fused path in eval()."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Attending(nn.Module):
 
 
 class Two(nn.Module):
-    """Two inputs, of which one is whole numbers; its outputs have names."""
+    """Two inputs, one of them integers; the outputs are named."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class MeanAndVariance(nn.Module):
 
 
 class AcrossTheBatch(nn.Module):
-    """Rows meet, so it is never cut into parts."""
+    """Rows depend on each other, so batches are never split."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ PROPAGATED = ("mlp", "convnet", "volumes", "transposed", "several targets", "que
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    """Convolutions in float32 as it is, and not in TF32."""
+    """Convolutions in full float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -131,7 +131,7 @@ def moved(x):
 
 
 def model_of(name):
-    """In eval(), with some weights that are irrelevant; its inputs and task."""
+    """A model in eval() with some irrelevant weights, its inputs and its task."""
     make, inputs, task = MODELS[name]
     torch.manual_seed(0)
     model = svdc.convert(svdc.convert_dropout(make()) if name in ("mlp", "attention") else make())
@@ -146,7 +146,7 @@ def model_of(name):
 
 
 def alike(found, expected, samples=DRAWS):
-    """Within what so many draws, on either side, leave open."""
+    """Check agreement up to the sampling error of both sides."""
     open_ = (2 * expected.epistemic / samples).sqrt()
     assert found.mean.is_cuda and found.epistemic.is_cuda
     assert ((found.mean.cpu() - expected.mean).abs() < 6 * open_ + 1e-3).all()
@@ -158,7 +158,7 @@ def alike(found, expected, samples=DRAWS):
 def test_the_mean_is_that_of_the_cpu(name):
     model, x, task = model_of(name)
     expected = svdc.mean_predict(model, x, task=task)
-    found = svdc.mean_predict(copy.deepcopy(model).cuda(), x, task=task)  # inputs go to the model by themselves
+    found = svdc.mean_predict(copy.deepcopy(model).cuda(), x, task=task)  # inputs are moved to the model automatically
     torch.testing.assert_close(found.mean.cpu(), expected.mean, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found.variance.cpu(), expected.variance, rtol=1e-3, atol=1e-4)
 
@@ -212,7 +212,7 @@ def test_a_call_under_sampling_is_a_draw_of_the_posterior(name):
 
 @every_model
 def test_a_model_that_draws_is_trained_on_the_device(name):
-    """A step in train(), under autocast and not; the gradients are on the device, finite and not all 0."""
+    """A step in train(), with and without autocast; the gradients are on the device, finite and not all 0."""
     model, x, _ = model_of(name)
     for half in (False, True):
         there = copy.deepcopy(model).cuda().train()
@@ -237,12 +237,12 @@ def test_parts_of_a_batch_are_predicted_as_the_whole(name):
 
 def test_rows_that_meet_are_not_cut():
     model, x, task = model_of("rows that meet")
-    with pytest.raises(UsageError, match="the rows of a batch meet"):
+    with pytest.raises(UsageError, match="the rows of a batch interact"):
         svdc.mc_predict(model.cuda(), x, 10, task=task, chunk=3)
 
 
 def test_channels_last_models_draw_alike():
-    """As training leaves them on a GPU."""
+    """In the memory format that training leaves on a GPU."""
     model, x, task = model_of("convnet")
     expected = svdc.mc_predict(model, x, DRAWS, task=task)
     there = model.cuda().to(memory_format=torch.channels_last)

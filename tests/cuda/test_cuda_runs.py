@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, by settings that other tests run on the CPU alone."""
+"""Whole runs on a GPU with settings that other tests only run on the CPU."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_teachers_are_asked_on_the_device(tmp_path, stage):
 
 
 def test_compiled_steps_end_where_plain_ones_do(tmp_path):
-    """Noise is drawn in another order, so not to the bit."""
+    """Noise is drawn in another order, so the results are not bit-identical."""
     plain = ran(tmp_path / "plain")
     compiled = ran(tmp_path / "compiled", "train.compile=true")
     for row, other in zip(rows_of(compiled, "train"), rows_of(plain, "train"), strict=True):
@@ -91,7 +91,7 @@ def test_small_files_of_a_run(tmp_path, precision):
 
 
 def test_no_number_is_kept_by_steps_that_are_not_finite(tmp_path):
-    """The loss is looked at seldom on a GPU; the epoch is done again to say at which step it was."""
+    """The loss is checked rarely on a GPU; the epoch is repeated to find the step."""
     from svdcompress.errors import TrainingError
 
     with pytest.raises(TrainingError, match=r"train: the loss is (nan|inf) at step \d+ \(epoch 1\)"):
@@ -116,7 +116,7 @@ def smaller(model, data, folder, **more):
 
 
 class Residual(nn.Module):
-    """Normalised convolutions beside an identity, a depthwise one, and norms of groups."""
+    """Normalized convolutions in parallel with an identity, a depthwise convolution, and group norms."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ def test_running_statistics_are_those_of_the_training(tmp_path, norms):
 
 @pytest.mark.parametrize("name", NETS)
 def test_units_go_from_networks_of_each_kind(tmp_path, name):
-    """Ranked by gradients in eval(), pruned, and recovered; the given model is on the device and stays as it was."""
+    """Ranked by gradients in eval(), pruned, and recovered; the given model is on the device and unchanged."""
     torch.manual_seed(0)
     model = NETS[name]().cuda()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -188,7 +188,7 @@ def test_units_go_from_networks_of_each_kind(tmp_path, name):
 
 
 class Plain(nn.Module):
-    """A tensor that is no buffer, and so does not travel with the model."""
+    """A tensor that is not a buffer, so it does not move with the model."""
 
     def __init__(self, there):
         super().__init__()
@@ -200,7 +200,7 @@ class Plain(nn.Module):
 
 
 def test_a_tensor_that_does_not_travel_is_an_error_of_the_model(tmp_path):
-    """Where devices are mixed torch says so in its own words, in an error of ours that names the stage."""
+    """torch's own message about mixed devices, in an error of ours that names the stage."""
     from svdcompress.errors import SvdcError
 
     if torch.device("cuda").type == "cpu":

@@ -20,5 +20,5 @@ def test_sparse_products_are_those_of_the_masked_matrix(rows):
     result = _to_sparse.chosen(model, x, 1.0, lambda dense, sparse, seconds, device: (dense(), sparse(), (2.0, 1.0))[2])
     assert isinstance(result[0], SparseLinear), result.sparse_execution
     torch.testing.assert_close(result(x), model(x).detach(), rtol=1e-3, atol=1e-3)
-    timed = svdc.to_sparse(model, x, at_least=1.0).sparse_execution[0]  # by the real clock, which waits for the GPU
+    timed = svdc.to_sparse(model, x, at_least=1.0).sparse_execution[0]  # with the real clock, which waits for the GPU
     assert timed.dense_ms > 0.001 and timed.sparse_ms > 0.001

@@ -1,4 +1,4 @@
-"""Baselines that an evaluation trains: members, the magnitude-pruned control, Laplace on the last layer; and what is kept."""
+"""Baselines that an evaluation trains: members, the magnitude-pruned control, last-layer Laplace; and what is stored."""
 
 import json
 import shutil
@@ -69,7 +69,7 @@ def test_a_factory_with_a_seed_of_its_own_is_told_of(opened, monkeypatch):
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-    assert opened.dense is not None  # read before its factory is another
+    assert opened.dense is not None  # loaded before its factory is replaced
     monkeypatch.setattr(type(opened), "fresh", same)
     monkeypatch.setattr(members_module, "dense_fit", lambda opened, model, *args, **kwargs: model)
     notes = []
@@ -119,7 +119,7 @@ def test_the_smallest_go_over_all_layers_and_stay_away():
         kept = torch.cat([layer.weight.detach().abs().flatten() for layer in layers])
         assert sorted(kept[kept > 0].tolist(), reverse=True) == pytest.approx(sizes[:keep].tolist())
     with torch.no_grad():
-        layers[0].weight_orig += 100.0  # training moves what is masked nowhere
+        layers[0].weight_orig += 100.0  # training does not change what is masked
     smallest(layers, 12)
     assert sum(int(layer.weight_mask.sum()) for layer in layers) == 12
 
@@ -142,7 +142,7 @@ def test_without_laplace_torch_a_line_says_so(opened, monkeypatch):
 
 
 def test_laplace_of_a_regression_is_that_of_its_last_features():
-    """Where laplace-torch is: the variance of a Bayesian linear regression on the last layer's inputs, in closed form."""
+    """With laplace-torch: the variance of a Bayesian linear regression on the last layer's inputs, in closed form."""
     pytest.importorskip("laplace")
     torch.manual_seed(0)
     x = torch.randn(80, 3)
@@ -161,9 +161,9 @@ def test_laplace_of_a_regression_is_that_of_its_last_features():
         features, new = (net[1](net[0](each)).double() for each in (x, at))
         noise = float((net(x)[:, 0] - y).square().mean())
     ratios = []
-    for precision in torch.logspace(-4, 4, 400).tolist():  # of the prior, which is fitted
+    for precision in torch.logspace(-4, 4, 400).tolist():  # of the prior; the fitted one is unknown
         inverse = torch.linalg.inv(features.T @ features / noise + precision * torch.eye(6, dtype=torch.float64))
-        # The bias is a block of its own in the Kronecker factors, without covariance with the weights.
+        # The bias is a separate block of the Kronecker factors, without covariance with the weights.
         variance = torch.einsum("np,pq,nq->n", new, inverse, new) + 1 / (len(x) / noise + precision)
         ratios.append((got.epistemic[:, 0] / variance - 1).abs().max())
     assert min(ratios) < 0.02
@@ -207,7 +207,7 @@ def test_a_run_is_evaluated_with_all_of_them(opened, tmp_path):
 
 
 def listened(monkeypatch):
-    """What `evaluate_run` compares, and on what; nothing is predicted."""
+    """What `evaluate_run` compares, and on which data; nothing is predicted."""
     asked = {}
 
     def compare(dense, sparse, test, validation, **more):
@@ -219,7 +219,7 @@ def listened(monkeypatch):
 
 
 def test_a_part_of_the_examples_has_all_classes_where_they_are_sorted(opened, monkeypatch):
-    """Of 500 examples at once the first ones lack most classes: of what is corrupted, shuffled, or chooses a dropout rate."""
+    """The first 500 examples lack most classes; the parts that are corrupted, shuffled or used for a dropout rate must not."""
     y = torch.arange(10).repeat_interleave(300)
     examples = InMemory(torch.rand(3000, 1, 8, 8), y)
     opened.data = replace(opened.data, validation=examples, test=examples)
@@ -239,7 +239,7 @@ def test_a_part_of_the_examples_has_all_classes_where_they_are_sorted(opened, mo
 @pytest.mark.parametrize(
     ("found", "made"),
     [
-        ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 100, "one_run": 20}}}, False),  # 200 s of 20 epochs
+        ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 100, "one_run": 20}}}, False),  # 20 epochs take 200 s
         ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 100, "one_run": 10}}}, True),
         ({"seconds": {"search": 1000.0}, "search": {"epochs": {"search": 0, "one_run": 0}}}, True),
         ({"seconds": {"train": 100.0, "recover": 50.0}}, False),

@@ -1,4 +1,4 @@
-"""A network with zeros in its weights, and a clock that a test sets, for the tests of sparse execution."""
+"""A network with zeros in its weights, and a clock set by a test, for the tests of sparse execution."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 import svdcompress as svdc
 
-WIDE = 200  # 40,000 weights: enough to be timed with one row
+WIDE = 200  # 40,000 weights: enough for one row to be timed
 
 
 class Clock:
-    """Times for `in_turns`, in order: of the layers that are timed, then of the whole model. Runs the work once."""
+    """Given times for `in_turns`, in order: of the layers that are timed, then of the whole model. Runs the work once."""
 
     def __init__(self, *times: tuple[float, float]) -> None:
         self.times, self.asked = list(times), 0
@@ -27,7 +27,7 @@ FASTER, SLOWER, SAME = (2e-3, 1e-3), (1e-3, 2e-3), (1.05e-3, 1e-3)
 
 
 def network(density: float = 0.05, **settings) -> nn.Module:
-    """Plain, with zeros in the first two layers."""
+    """An MLP with zeros in the weights of the first two layers."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(WIDE, WIDE, **settings), nn.ReLU(), nn.Linear(WIDE, WIDE, **settings), nn.ReLU(), nn.Linear(WIDE, 3)
@@ -44,7 +44,7 @@ def thinned(model: nn.Module, names: list[str], density: float = 0.05) -> nn.Mod
 
 
 def by_hand(model: nn.Module, x: Tensor) -> Tensor:
-    """The network's plain products in double precision."""
+    """The network as plain matrix products in double precision."""
     x = x.double()
     for at in (0, 2, 4):
         x = x @ model[at].weight.detach().double().T + model[at].bias.detach().double()

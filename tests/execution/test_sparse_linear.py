@@ -1,4 +1,4 @@
-"""The layer without zeros against a plain product of the masked matrix."""
+"""The sparse linear layer against a plain product of the masked matrix."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_copies_files_and_other_dtypes():
     sparse = SparseLinear.from_dense(copy.deepcopy(dense))
     twin = copy.deepcopy(sparse)
     twin.weight.values().zero_()
-    torch.testing.assert_close(sparse(x), by_hand(dense, x))  # the copy has memory of its own
+    torch.testing.assert_close(sparse(x), by_hand(dense, x))  # the copy does not share memory
     file = io.BytesIO()
     torch.save(sparse, file)
     torch.testing.assert_close(torch.load(io.BytesIO(file.getvalue()), weights_only=False)(x), by_hand(dense, x))
@@ -79,6 +79,6 @@ def test_it_is_for_inference():
     sparse = SparseLinear.from_dense(layer(0.2))
     with pytest.raises(UsageError, match=r"call eval\(\), or train the model that to_sparse was given"):
         sparse.train()(torch.randn(5, 11))
-    x = torch.randn(5, 11, requires_grad=True)  # of inputs there are gradients
+    x = torch.randn(5, 11, requires_grad=True)  # gradients for inputs are supported
     sparse.eval()(x).sum().backward()
     torch.testing.assert_close(x.grad, layer(0.2).weight.sum(0).expand(5, -1))

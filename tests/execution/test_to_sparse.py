@@ -1,4 +1,4 @@
-"""Which layers become sparse, by times that a test makes up, and what the model computes then."""
+"""Which layers become sparse, given timings made up by a test, and what the model then computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_layers_that_measure_faster_are_sparse_and_the_outputs_stay(shape):
     model, x = network(), torch.randn(shape)
     result = _to_sparse.chosen(model, x, 1.1, Clock(FASTER, SLOWER, FASTER))
     assert kinds(result) == {"0": "SparseLinear", "2": "Linear", "4": "Linear"}
-    assert set(kinds(model).values()) == {"Linear"}  # the given one stays as it is
+    assert set(kinds(model).values()) == {"Linear"}  # the given model is unchanged
     assert not result.training and not any(p.requires_grad for p in result.parameters())
     for other in (x, torch.randn(1, WIDE), torch.randn(65, WIDE), torch.randn(2, 3, WIDE)):
         torch.testing.assert_close(result(other), by_hand(model, other), rtol=1e-4, atol=1e-5)
@@ -30,7 +30,7 @@ def test_layers_that_measure_faster_are_sparse_and_the_outputs_stay(shape):
     rows = x.numel() // WIDE
     assert (first.rows, first.dense_ms, first.sparse_ms, first.used, first.reason) == (rows, 2.0, 1.0, True, "")
     assert first.density == pytest.approx(float((model[0].weight != 0).double().mean()))
-    assert "0.50 times as fast in sparse form, and at least 1.1 is asked for" in second.reason and second.dense_ms == 1.0
+    assert "0.50 times as fast in sparse form, but at least 1.1 is required" in second.reason and second.dense_ms == 1.0
     assert third.reason.startswith("not timed: more than 50% of its weights are not 0") and third.dense_ms is None
     with pytest.raises(FrozenInstanceError):
         first.used = False
@@ -79,7 +79,9 @@ def test_nothing_is_sparse_where_the_whole_model_is_not_faster(whole):
 def test_a_gain_that_is_lost_in_the_whole_model_counts_as_chance():
     model, x = network(), torch.randn(4, WIDE)
     result = _to_sparse.chosen(model, x, 1.1, Clock(FASTER, SLOWER, (0.2, 0.1)))  # a layer's 1 ms can't make up 100 ms
-    assert entry(result, "0").reason == "faster by itself, but 1 ms saved are too little of the whole model's 200 ms to tell"
+    assert (
+        entry(result, "0").reason == "faster by itself, but 1 ms saved are too small a part of the whole model's 200 ms to tell"
+    )
     assert set(kinds(result).values()) == {"Linear"}
 
 
@@ -131,7 +133,7 @@ def test_inputs_that_do_not_fit_are_told():
 def test_a_model_that_cannot_be_copied_is_told():
     model = network()
     model.lock = threading.Lock()
-    with pytest.raises(ModelError, match="can't be copied, and to_sparse returns a copy"):
+    with pytest.raises(ModelError, match="cannot be copied, but to_sparse returns a copy"):
         svdc.to_sparse(model, torch.randn(4, WIDE))
 
 

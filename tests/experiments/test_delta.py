@@ -1,4 +1,4 @@
-"""The delta method beside the inverse of the whole GGN, and what the experiments make of it."""
+"""The delta method against the inverse of the whole GGN, and how the experiments use it."""
 
 import math
 
@@ -62,10 +62,10 @@ def test_variances_and_evidence_are_those_of_the_whole_matrix():
 
 
 def test_variances_by_group_have_the_most_evidence():
-    """A step either way of any group's variance has less; groups differ by what their weights are like."""
+    """A step up or down of any group's variance lowers the evidence; the weights differ in scale between groups."""
     generator = torch.Generator().manual_seed(0)
     slopes = torch.randn(30, 14, generator=generator).double()
-    groups = torch.arange(14) // 5  # of 5, 5 and 4
+    groups = torch.arange(14) // 5  # groups of 5, 5 and 4
     own = torch.tensor([0.1, 1.0, 5.0]).double()[groups] * torch.randn(14, generator=generator).double()
     tau = 4.0
     found = Delta(slopes, torch.ones(14).double(), own).by_group(groups, tau)
@@ -105,7 +105,7 @@ def test_the_gaussian_process_is_unsure_away_from_the_data():
 def test_coverage_of_the_curve_is_counted():
     found = curve.data(50, torch.Generator().manual_seed(0))
     assert found.x.abs().min() >= curve.GAP and found.x.abs().max() <= curve.END and (found.x < 0).any() and (found.x > 0).any()
-    off = torch.where(found.at.abs() < 0.5, 0.5, 0.1)  # of the mean from the truth
+    off = torch.where(found.at.abs() < 0.5, 0.5, 0.1)  # distance of the mean from the truth
     variance = torch.full_like(off, 0.04).double()
     prediction = Prediction(
         "regression", 1, (curve.truth(found.at) + off).double(), variance, torch.zeros_like(variance), variance
@@ -143,6 +143,6 @@ def test_variances_are_widened_until_held_out_digits_object():
     assert 1 < factor < max(curve_) and set(curve_) == set(rotated.FACTORS)
     assert curve_[max(curve_)] > 1.5 * min(curve_.values())  # far too wide
     torch.testing.assert_close(wide[0].log_sigma2, sparse[0].log_sigma2 + math.log(factor))
-    torch.testing.assert_close(wide(x), sparse(x))  # the mean and its masks are as they were
+    torch.testing.assert_close(wide(x), sparse(x))  # the mean and the masks are unchanged
     few = svdc.mc_predict(sparse, x * 0.1, 200).mutual_information.mean()
     assert svdc.mc_predict(wide, x * 0.1, 200).mutual_information.mean() > 2 * few

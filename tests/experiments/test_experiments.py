@@ -41,14 +41,14 @@ def test_the_variational_posterior_is_the_exact_one(tmp_path):
     std = design["exact_variance"].sqrt()
     assert ((design["mean"] - design["exact_mean"]).abs() < 0.25 * std).all()
     assert (design["variance"] / design["exact_variance"] - 1).abs().max() < 0.25
-    # The closed form of the optimum, where there is one to speak of.
+    # The closed form of the optimum, where it has one.
     plain = design["z2"] > 2
     assert plain.sum() >= 5
     assert ((design["mean"] - design["best_mean"]).abs() < 0.25 * std)[plain].all()
     assert (design["variance"] / design["best_variance"] - 1).abs()[plain].max() < 0.25
     assert (design["log_alpha"] + (design["z2"] - 1).log()).abs()[plain].max() < 0.6
     assert design["kept"].tolist()[:5] == [True] * 5 and not any(design["kept"][design["z2"] < 0.9])
-    # A correlated design: the means are the exact ones, the variances those of a weight with the others known.
+    # A correlated design: the means are exact, the variances those of a weight given the others.
     design = {key: torch.tensor(value) for key, value in results["designs"]["correlated"].items()}
     assert ((design["mean"] - design["exact_mean"]).abs() < 0.25 * design["exact_variance"].sqrt()).all()
     assert (design["variance"] / design["conditional_variance"] - 1).abs().max() < 0.25
@@ -74,7 +74,7 @@ def test_bands_at_this_size_are_wider_beyond_the_record_and_coverage_is_told(tmp
 
 
 def test_coverage_of_the_months_held_back_is_counted():
-    """By hand: a net that is right on average, with bands of its own for each month, beside noise fitted on the months amid."""
+    """Counted by hand: a net whose mean is 0, with its own band for each month, plus noise fitted on the training months."""
     count, known = 48, 36
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(2 * count, 1, generator=generator)
@@ -98,7 +98,7 @@ def test_the_surest_mistake_is_the_one_of_most_confidence():
 
 @pytest.mark.slow
 def test_leaks_are_found_the_larger_the_surer(tmp_path):
-    results = ran("leak", {}, tmp_path)  # at its own size
+    results = ran("leak", {}, tmp_path)  # full size
     for name, figures in results["nets"].items():
         assert figures["error"] < 12 and figures["ece"] < 0.05, name
         sizes = [figures["tonnes"][size] for size in ("0", "30", "300", "3000")]
@@ -106,7 +106,7 @@ def test_leaks_are_found_the_larger_the_surer(tmp_path):
         assert scores == sorted(scores) and scores[0] > 0.88 and scores[1] > 0.99, name
         probabilities = [size["probability"] for size in sizes]
         assert probabilities == sorted(probabilities) and probabilities[0] < 0.35 and probabilities[2] > 0.95, name
-        # unsure where a leak and nature look alike, sure of what is plain to see
+        # unsure where a leak and nature look alike, sure of what is obvious
         assert min(sizes[0]["std"], sizes[1]["std"]) > 0.02 and max(sizes[2]["std"], sizes[3]["std"]) < 0.015, name
         onset = results["onset"][name]
         assert all(onset[size]["after"] > onset[size]["before"] + 0.6 for size in ("300", "3000")), name
@@ -127,7 +127,7 @@ def test_signal_to_noise_is_that_of_the_same_series_with_and_without_the_leak():
         steps = 10 * math.log10(float(signal.diff(dim=1).var(1).mean() / nature.diff(dim=1).var(1).mean()))
         assert found[str(size)]["snr_differences_db"] == pytest.approx(steps, abs=0.4)
     sizes = [found[size]["snr_db"] for size in ("30", "300", "3000")]
-    assert sizes[1] - sizes[0] == pytest.approx(10, abs=0.5)  # amplitudes go with the root of the tonnes
+    assert sizes[1] - sizes[0] == pytest.approx(10, abs=0.5)  # amplitudes are proportional to the square root of the tonnes
 
 
 def test_simulated_series_are_what_they_say():
@@ -137,7 +137,7 @@ def test_simulated_series_are_what_they_say():
     assert series.shape == (600, 3, 97) and series.isfinite().all()
     late = series[:, 0, 72:].var(1).view(3, 200).mean(1)
     early = series[:, 0, :48].var(1).view(3, 200).mean(1)
-    assert late[2] > 5 * late[0] and (early / early[0] - 1).abs().max() < 0.2  # plumes show after their onset alone
+    assert late[2] > 5 * late[0] and (early / early[0] - 1).abs().max() < 0.2  # plumes show only after their onset
     noise = leak._autocorrelated(4000, 3, 0.9, generator)
     assert noise.var(0) == pytest.approx(torch.ones(3), abs=0.1)
     assert float((noise[:, 0] * noise[:, 1]).mean()) == pytest.approx(0.9, abs=0.08)
@@ -180,11 +180,11 @@ def test_rotation_turns_anticlockwise():
 @needs_mnist
 @pytest.mark.slow
 def test_digits_come_back(tmp_path):
-    results = ran("vae", {}, tmp_path, data=DataSection(name=f"mnist:{MNIST}"))  # at its own size
+    results = ran("vae", {}, tmp_path, data=DataSection(name=f"mnist:{MNIST}"))  # full size
     dense, sparse = results["models"]["dense"], results["models"]["sparse"]
     assert sparse["bound"] < 1.02 * dense["bound"] < 110
     for name, model in results["models"].items():
-        assert model["mse"] < 0.018 and model["few_mse"] < 0.052, name  # the mean digit: 0.067
+        assert model["mse"] < 0.018 and model["few_mse"] < 0.052, name  # the mean digit has 0.067
         assert model["few_std"] > 0.05 and 0.93 < model["few_covered"] < 0.995, name
     assert results["sparsity"]["compression"] > 3.5
     decoder = {name: layer for name, layer in results["kept_by_layer"].items() if name.startswith(("decoder", "enter"))}
@@ -235,10 +235,10 @@ def test_the_noise_of_co2_is_that_of_months_held_out_amid_the_known(tmp_path):
     series = co2.load(co2.Settings(years=6))
     held, trained = series.held.tolist(), series.trained.tolist()
     assert sorted(held + trained) == list(range(series.known)) and len(held) >= 6
-    assert min(held) > 0 and max(held) < series.known - 1  # within what is observed
-    assert len({month % 12 for month in held}) == len(held)  # of all seasons
+    assert min(held) > 0 and max(held) < series.known - 1  # within the observed range
+    assert len({month % 12 for month in held}) == len(held)  # in all seasons
     everywhere = torch.cat([series.t, series.beyond])
-    # A net that knows its training months by heart, but is off by 0.1 amid them: that is the noise.
+    # A net that knows its training months by heart, but is off by 0.1 between them: that is the noise.
     mean = torch.cat([series.y, torch.zeros_like(series.beyond)])
     mean[series.held] += 0.1
     prediction = Prediction("regression", 2, mean, torch.full_like(everywhere, 1e-8), *[torch.full_like(everywhere, 1e-8)] * 2)

@@ -12,7 +12,7 @@ def test_wakes_lose_no_mass_and_turn():
     x = flow.wakes(200, torch.Generator().manual_seed(0)).double()
     assert x.shape == (200, 2, 32, 32) and x.isfinite().all()
     along, across = x[:, 0, 1:-1, 2:] - x[:, 0, 1:-1, :-2], x[:, 1, 2:, 1:-1] - x[:, 1, :-2, 1:-1]
-    assert (along + across).abs().mean() < 0.06 * along.abs().mean()  # of the grid's second order
+    assert (along + across).abs().mean() < 0.06 * along.abs().mean()  # the error of the second-order grid
     assert 0.7 < float(x[:, 0].mean()) < 1.1 and abs(float(x[:, 1].mean())) < 0.1
     again = flow.wakes(200, torch.Generator().manual_seed(0)).double()
     assert torch.equal(x, again)

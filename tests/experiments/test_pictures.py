@@ -1,4 +1,4 @@
-"""Pictures in two colours: what is drawn is the same, only the page's colours change."""
+"""Pictures in two colors: they show the same, only the colors of the page change."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def rgb(colour):
 
 
 def near(pixels, colour):
-    """How many pixels are of a colour, to rounding."""
+    """The number of pixels of a color, up to rounding."""
     return int((np.abs(pixels - rgb(colour)).max(-1) <= 2).sum())
 
 
@@ -37,7 +37,7 @@ def test_colours_are_those_of_each_page(pixels):
     for colour, other in ((BLUE, "#56b4e9"), (RED, "#f28e4b")):
         assert near(light, colour) == pytest.approx(near(dark, other), rel=0.05) and near(light, colour) > 100
         assert near(dark, colour) == near(light, other) == 0
-    assert near(dark, "#ffffff") < 3000  # the picture has white of its own
+    assert near(dark, "#ffffff") < 3000  # the picture contains some white itself
 
 
 def test_a_picture_keeps_its_colours(pixels):

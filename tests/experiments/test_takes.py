@@ -1,4 +1,4 @@
-"""What an experiment takes of a recipe, and that it refuses the rest."""
+"""Which recipe settings an experiment takes, and that it refuses the others."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from svdcompress.recipe import dump_recipe, load_recipe
         ("leak", "model=lenet-5"),
         ("leak", "weights=trained.pt"),
         ("leak", "loss=mse"),
-        ("leak", "data=mnist:DIR"),  # it makes its own
+        ("leak", "data=mnist:DIR"),  # it makes its own data
         ("vae", "export.onnx=false"),
         ("bayes-linear", "train.beta.final=0.5"),
     ],
@@ -29,7 +29,7 @@ def test_what_has_no_effect_is_refused(name, override, tmp_path):
 
 def test_what_was_given_is_refused_as_its_default_too():
     recipe = load_recipe("co2", ["train.epochs=20"])
-    check(recipe)  # nothing to see in its values
+    check(recipe)  # the values alone do not show it
     with pytest.raises(RecipeError, match=r"train\.epochs: without effect"):
         check(recipe, ["train.epochs", "seed", "experiment.settings.epochs"])
 

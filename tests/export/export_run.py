@@ -21,5 +21,5 @@ def run(at: onnxruntime.InferenceSession, samples: int, **inputs) -> dict[str, n
 
 
 def numbers(layout: list[dict], batch: int) -> int:
-    """How many numbers a draw takes, from the metadata's layout."""
+    """How many noise numbers a draw takes, from the metadata's layout."""
     return sum(int(np.prod([batch if size is None else size for size in call["shape"]])) for call in layout)

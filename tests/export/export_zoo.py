@@ -1,4 +1,4 @@
-"""Models that the export tests share, and the slow way to their predictive distribution."""
+"""Models that the export tests share, and a slow computation of their predictive distribution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from svdcompress.layers import Sampler, StochasticLayer, variational_layers
 
 
 def varied(model: nn.Module, *, low: float = -6.0, high: float = -2.0, seed: int = 0) -> nn.Module:
-    """A converted model with all kinds of weights: relevant, irrelevant, held, and a bias with variance."""
+    """A converted model with all kinds of weights: relevant, irrelevant and held ones, and a bias with variance."""
     generator = torch.Generator().manual_seed(seed)
     svdc.convert(model)
     for index, (_, layer) in enumerate(variational_layers(model)):
@@ -37,7 +37,7 @@ def mlp() -> nn.Module:
 
 
 class Convolutional(nn.Module):
-    """Convolutions of several kinds, BatchNorm, a residual, Bernoulli and Gaussian dropout, a layer that is called twice."""
+    """Several kinds of convolutions, BatchNorm, a residual, Bernoulli and Gaussian dropout, a layer that is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def convolutional() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Keyword inputs of two types, an encoder whose feed-forward layers and dropout are random, sequence first in between."""
+    """Two keyword inputs of different types; an encoder with random feed-forward layers and dropout, sequence first inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def tokens(rows: int, seed: int = 0) -> dict[str, Any]:
 
 
 class Replay(Sampler):
-    """Hands out given noise in the order in which layers ask."""
+    """Returns given noise in the order in which layers ask for it."""
 
     def __init__(self, noise: Tensor) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def draws(
 ) -> list[Any]:
     """Outputs of a model for each row of noise. layout: of a row, as in the metadata. quiet: layers that do not draw.
 
-    Weights that are drawn whole are put into a copy of the model, which knows nothing of noise; other layers draw themselves.
+    Layers whose weights are drawn as a whole get them written into a copy of the model; other layers draw their own noise.
     """
     outputs = []
     for row in noise:

@@ -1,4 +1,4 @@
-"""Bits from the posterior, against sums over weights one by one and every allocation tried."""
+"""Bits from the posterior, against sums over single weights and a search over all allocations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_suggested_are_the_fewest_bits_within_the_share(model):
         assert row.added == pytest.approx(math.sqrt(costs[row.bits]), rel=1e-5)
         assert row.weights == int(layer.relevant().sum())
         assert added_error(model, {row.name: 8}) == {row.name: pytest.approx(math.sqrt(costs[8]), rel=1e-5)}
-    assert rows[0].bits > rows[1].bits > rows[2].bits  # the surer the more
+    assert rows[0].bits > rows[1].bits > rows[2].bits  # more certain weights get more bits
 
 
 def test_allocation_costs_no_more_than_any_other_of_the_size():

@@ -1,4 +1,4 @@
-"""The compact form of ONNX files, against the dense file in two runtimes and against steps added up one by one."""
+"""The compact form of ONNX files, against the dense file in two runtimes and against steps added one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from svdcompress.export._gaps import gaps
 
 
 def dense_file(path, arrays, opset=20):
-    """A model that gives each array back, times its input (a scalar)."""
+    """A model that returns each array times its input (a scalar)."""
     nodes = [helper.make_node("Mul", [name, "x"], [f"{name}_out"]) for name in arrays]
     kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
     outputs = [helper.make_tensor_value_info(f"{name}_out", kinds[name], array.shape) for name, array in arrays.items()]
@@ -30,7 +30,7 @@ def dense_file(path, arrays, opset=20):
 
 
 def outputs(path, dtype=np.float32):
-    """What a file gives for 1, in onnxruntime and in onnx's reference evaluator."""
+    """What a file returns for the input 1, in onnxruntime and in onnx's reference evaluator."""
     onnx.checker.check_model(str(path), full_check=True)
     feed = {"x": np.array(1, dtype)}
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -96,7 +96,7 @@ def test_numbers_in_the_same_places_share_their_steps(tmp_path):
     one = write_compact(dense_file(tmp_path / "1.onnx", {"mean": sparse((100, 300), places)}), tmp_path / "1c.onnx").bytes
     both = {"mean": sparse((100, 300), places), "variance": sparse((100, 300), places, 1)}
     written = write_compact(dense_file(tmp_path / "2.onnx", both), tmp_path / "2c.onnx")
-    assert written.bytes < one + 900 * 4 + 200  # the numbers, and no steps
+    assert written.bytes < one + 900 * 4 + 200  # the values, but no steps
     kinds = [node.op_type for node in onnx.load(str(written.path)).graph.node]
     assert kinds.count("CumSum") == 1 and kinds.count("ScatterElements") == 2
     assert all(np.array_equal(a, b) for a, b in zip(outputs(written.path)[0], both.values(), strict=True))
@@ -114,7 +114,7 @@ def test_numbers_elsewhere_share_nothing(tmp_path):
 
 
 def walked(steps):
-    """Places, one step after the other."""
+    """The places that the steps lead to."""
     place, found = 0, []
     for step in steps:
         place += int(step)
@@ -128,10 +128,10 @@ def walked(steps):
         ([0], np.uint8),
         ([255], np.uint8),
         (list(range(0, 25_500, 255)), np.uint8),
-        ([*range(0, 20_000, 100), 20_000 + 300], np.uint8),  # one number in between is less than a byte more for each
+        ([*range(0, 20_000, 100), 20_000 + 300], np.uint8),  # one extra entry costs less than one more byte for every step
         (list(range(0, 300_000, 300)), np.uint16),
         ([65_535], np.uint16),
-        ([*range(0, 3_000_000, 3000), 3_100_000], np.uint16),  # above 65,535 once
+        ([*range(0, 3_000_000, 3000), 3_100_000], np.uint16),  # exceeds 65,535 once
         ([10**6, 2 * 10**6, 3 * 10**6], np.uint32),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a file is compared with PyTorch on, and by what measure: whatever happens, another model's file must not pass."""
+"""What a file is compared with PyTorch on, and by which measure: a file of another model must never pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from svdcompress.export import _parity, check_parity, export_onnx
 
 
 class Root(nn.Module):
-    """Answers what is below 0 with NaN."""
+    """Returns NaN for values below 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Root(nn.Module):
 
 
 class Small(nn.Module):
-    """Outputs in a small unit."""
+    """Outputs with a small scale."""
 
     def __init__(self, unit: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Small(nn.Module):
 
 
 class Cancels(nn.Module):
-    """Outputs that are what is left of much larger numbers."""
+    """Outputs that are small differences of much larger numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_a_model_that_answers_noise_with_nan_is_compared_on_what_it_can_answer(t
     with pytest.raises(ExportError, match="differs from PyTorch"):
         check_parity(file.path, other, x)
     with pytest.raises(ExportError, match="differs from PyTorch"):
-        check_parity(file.path, other, -x)  # as in units of a table that isn't there: without their signs
+        check_parity(file.path, other, -x)  # the values of a table without their signs
 
 
 @pytest.mark.slow
@@ -142,5 +142,5 @@ def test_an_input_with_the_name_of_a_monte_carlo_files_output(tmp_path):
 
     model = svdc.convert(Named(), log_sigma2=-4.0).eval()
     inputs = {"x": torch.randn(3, 6), "variance": torch.rand(3, 6)}
-    with pytest.raises(ExportError, match="an input named 'variance', as an output of the file is"):
+    with pytest.raises(ExportError, match="an input named 'variance', a name that the file needs for its own output"):
         export_onnx(model, tmp_path / "m.onnx", inputs, monte_carlo=True)

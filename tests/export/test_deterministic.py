@@ -1,4 +1,4 @@
-"""`export_onnx` without sampling: parity, what the file holds, what is refused, and what a failure leaves behind."""
+"""`export_onnx` without sampling: parity, the file's contents, refusals, and what a failure leaves behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_layers_that_share_a_weight_and_keep_different_parts_of_it(tmp_path):
     model[0].mask = torch.rand(20, 20) < 0.5
     size = export_onnx(model, tmp_path / "m.onnx", torch.zeros(2, 20)).bytes
     model[2].mask = model[0].mask
-    assert export_onnx(model, tmp_path / "m.onnx", torch.zeros(2, 20)).bytes < size - 1500  # the same 1,600 bytes once
+    assert export_onnx(model, tmp_path / "m.onnx", torch.zeros(2, 20)).bytes < size - 1500  # the same 1,600 bytes, stored once
 
 
 def test_names_of_outputs():
@@ -250,7 +250,7 @@ def test_input_features_that_pruning_has_left_are_in_the_metadata(tmp_path):
     masks = {name: torch.ones_like(mask) for name, mask in svdc.relevance(model).items()}
     masks["0"][:, [1, 4]] = False
     small = svdc.prune(model, torch.randn(2, 6), masks=masks, remove_inputs=True)
-    for made in (small, nn.Sequential(small)):  # bare, and within a wrapper
+    for made in (small, nn.Sequential(small)):  # bare and inside a wrapper
         path = svdc.export_onnx(made, tmp_path / "small.onnx", torch.randn(2, 4)).path
         assert read_metadata(path)["inputs"] == {"kept": [0, 2, 3, 5], "dim": 1}
     path = svdc.export_onnx(model, tmp_path / "whole.onnx", torch.randn(2, 6)).path

@@ -1,4 +1,4 @@
-"""Weights that a pass uses at several positions are drawn whole: the file against draws of weights by code of our own."""
+"""Weights that a pass uses at several positions are drawn as a whole: the file against draws of weights by separate code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAWS, SAMPLES = 4000, 20_000
 
 @torch.no_grad()
 def by_weights(model: nn.Module, dense: nn.Module, inputs: Callable[[nn.Module], Tensor], count: int = DRAWS) -> Tensor:
-    """Outputs of a dense copy with weights from the posterior, (count, batch, outputs). dense: of the same architecture."""
+    """Outputs (count, batch, outputs) of `dense`, a model of the same architecture, with weights drawn from the posterior."""
     generator = torch.Generator().manual_seed(11)
     own, layers = dict(dense.named_modules()), dict(model.named_modules())
     names = [name for name, layer in layers.items() if hasattr(layer, "log_sigma2")]
@@ -46,10 +46,10 @@ def by_weights(model: nn.Module, dense: nn.Module, inputs: Callable[[nn.Module],
 def agree(got: dict[str, np.ndarray], logits: Tensor, limit: float = 4.5) -> None:
     """z-tests of mean, epistemic variance and mutual information. logits: (draws, batch, classes)."""
     p = logits.double().softmax(-1).numpy()
-    share = 1 / len(p) + 1 / SAMPLES  # variances of two estimates add up
+    share = 1 / len(p) + 1 / SAMPLES  # variances of the two estimates add up
     mean, squares = p.mean(0), (p - p.mean(0)) ** 2
     entropies = -(p * np.log(p)).sum(-1)
-    # how much each draw counts in the mutual information, to first order
+    # each draw's influence on the mutual information, to first order
     influence = -((p - mean) * np.log(mean)).sum(-1) - (entropies - entropies.mean(0))
     information = -(mean * np.log(mean)).sum(-1) - entropies.mean(0)
     for name, ours, draws in (
@@ -84,7 +84,7 @@ class Pooled(nn.Module):
 
 
 def test_tokens_with_mean_pooling_have_the_deviation_of_a_drawn_weight(tmp_path):
-    """64 tokens, as in the issue: noise for each of them would leave an eighth of the deviation."""
+    """64 tokens, as in the issue: separate noise for each token would give an eighth of the deviation."""
     model = nn.Sequential(nn.Linear(8, 2), nn.AdaptiveAvgPool2d((1, None)), nn.Flatten())
     svdc.convert(model, log_sigma2=-2.0)
     model[0].mask = torch.ones(2, 8, dtype=torch.bool)
@@ -105,7 +105,7 @@ def test_pooled_convolutions(tmp_path):
 
 
 class Patches(nn.Module):
-    """A vision transformer: patches by a convolution, attention, a block on tokens that is called twice, mean pooling."""
+    """A vision transformer: convolutional patches, attention, a block on tokens that is called twice, mean pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Sequences(nn.Module):
 def test_a_sequence_and_tied_weights(tmp_path, parts):
     model = zoo.varied(Sequences(), low=-5, high=-2)
     model.two.weight, model.two.log_sigma2, model.two.mask = model.one.weight, model.one.log_sigma2, model.one.mask
-    if parts:  # of the weight they share each keeps another part
+    if parts:  # each layer masks the shared weight differently
         keep = torch.rand(model.one.weight.shape, generator=torch.Generator().manual_seed(0))
         model.one.mask, model.two.mask = keep < 0.2, (keep > 0.1) & (keep < 0.3)
     tokens = torch.randint(0, 11, (3, 9))
@@ -184,7 +184,7 @@ def test_a_small_bert(tmp_path):
     check(model, dense, tmp_path / "mc.onnx", feeds, feeds, call, lambda y: y.logits)
 
 
-# The layout, and what is drawn
+# The layout, and which noise is drawn
 
 
 def test_only_weights_that_stay_are_drawn(tmp_path):

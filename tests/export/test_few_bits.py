@@ -1,4 +1,4 @@
-"""Weights in four and eight bits: what two runtimes read, against numpy's own rounding."""
+"""Weights in four and eight bits: as two runtimes read them, against numpy's own rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from svdcompress.export import (
 
 
 def model_of(path, arrays, opset=20):
-    """A file that gives each array back, times its input."""
+    """A model file that returns each array times its input."""
     nodes = [helper.make_node("Mul", [name, "x"], [f"{name}_out"]) for name in arrays]
     outputs = [helper.make_tensor_value_info(f"{name}_out", 1, array.shape) for name, array in arrays.items()]
     constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
@@ -55,7 +55,7 @@ def arrays():
 
 
 def given(path):
-    """{name: array} in both runtimes."""
+    """The arrays {name: array} as both runtimes read them."""
     onnx.checker.check_model(str(path), full_check=True)
     feed, names = {"x": np.array(1, np.float32)}, list(arrays())
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -93,7 +93,7 @@ def test_a_sparse_weight_takes_a_byte_and_a_half_a_number(tmp_path):
     src = model_of(tmp_path / "m.onnx", {"sparse": sparse})
     sizes = {bits: write_few_bits(src, tmp_path / f"{bits}.onnx", bits).bytes for bits in (4, 8)}
     count = int((sparse != 0).sum())
-    assert count / 2 - 3 <= sizes[8] - sizes[4] <= 0.7 * count  # some of the numbers become 0
+    assert count / 2 - 3 <= sizes[8] - sizes[4] <= 0.7 * count  # some of the values become 0
     assert sizes[4] < 1.5 * count + 60 * 2 + 700
     whole = write_few_bits(src, tmp_path / "whole.onnx", 4, compact=False).bytes
     assert whole == pytest.approx(sparse.size / 2, abs=60 * 2 + 700)
@@ -118,7 +118,7 @@ def test_a_file_of_fewer_bits_can_be_made_of_another(tmp_path):
 
 
 def test_layers_whose_inputs_have_three_dimensions_keep_their_names(tmp_path):
-    """The exporter makes a MatMul of them, with a transposed weight."""
+    """The exporter turns them into a MatMul with a transposed weight."""
     torch.manual_seed(0)
     net = svdc.convert(nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.Linear(20, 20))).eval()
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_layers_whose_inputs_have_three_dimensions_keep_their_names(tmp_path):
     found = {tensor.name: numpy_helper.to_array(tensor).T for tensor in back.graph.initializer}
     for name in ("0", "2", "3"):
         weight, counts = (net[int(name)].weight * net[int(name)].relevant()).detach(), torch.from_numpy(known[f"{name}.weight"])
-        assert all(len(np.unique(row)) <= 7 for row in found[f"{name}.weight"])  # a step for each output
+        assert all(len(np.unique(row)) <= 7 for row in found[f"{name}.weight"])  # one step size for each output
         alike = round_weights(copy.deepcopy(net), 3, by="errors")[int(name)].weight.detach()
         off = [float((counts * (other - weight) ** 2).sum()) for other in (torch.from_numpy(found[f"{name}.weight"]), alike)]
         assert off[0] < off[1]
@@ -154,7 +154,7 @@ def test_a_network_of_any_layers(tmp_path):
     run = lambda path: onnxruntime.InferenceSession(str(path)).run(None, {"input": x.numpy()})[0]  # noqa: E731
     assert np.abs(run(written.path) - run(src)).max() < 0.02 * run(src).std()
     assert read_metadata(written.path)["classes"] == ["a"] and written.inputs == ["input"]
-    transposed = write_few_bits(src, tmp_path / "g.onnx", {weights_of(src)[1]: 4})  # outputs are its second dimension
+    transposed = write_few_bits(src, tmp_path / "g.onnx", {weights_of(src)[1]: 4})  # outputs are the second dimension
     assert np.abs(run(transposed.path) - run(src)).max() < 0.3 * run(src).std()
 
 
@@ -175,11 +175,11 @@ def test_latency_is_that_of_float(tmp_path):
 
 def test_what_cannot_be_is_refused(tmp_path):
     src = model_of(tmp_path / "m.onnx", arrays())
-    with pytest.raises(UsageError, match="bits: 3 is none of 4, 8"):
+    with pytest.raises(UsageError, match="bits: 3 is not one of 4, 8"):
         write_few_bits(src, tmp_path / "f.onnx", 3)
-    with pytest.raises(UsageError, match="bits: 16 is none of"):
+    with pytest.raises(UsageError, match="bits: 16 is not one of"):
         write_few_bits(src, tmp_path / "f.onnx", {"odd": 16})
-    with pytest.raises(UsageError, match=r"bits: 4\.0 is none of"):
+    with pytest.raises(UsageError, match=r"bits: 4\.0 is not one of"):
         write_few_bits(src, tmp_path / "f.onnx", 4.0)
     with pytest.raises(UsageError, match="has no weight 'nosuch'; it has odd, sparse, far, none"):
         write_few_bits(src, tmp_path / "f.onnx", {"nosuch": 4})

@@ -1,4 +1,4 @@
-"""The noise that a Monte-Carlo file makes for itself: its seed, and that it is what it should be."""
+"""The noise that a Monte-Carlo file generates itself: its seed and its distribution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORD = np.uint64
 
 
 def by_hand(seed: int, count: int, rounds: int) -> np.ndarray:
-    """The generator of the file in NumPy: (rounds, count) normal numbers, as docs/onnx.md has it."""
+    """The file's generator in NumPy: (rounds, count) normal numbers, as in docs/onnx.md."""
     with np.errstate(over="ignore"):
         half = -(-count // 256)
         z = np.arange(2 * half + 129, dtype=WORD) * WORD(0x9E3779B97F4A7C15)
@@ -73,7 +73,7 @@ def test_the_same_numbers_elsewhere(at, seed, rows):
 
 
 def test_rounds_go_on(at):
-    rows = 2000  # one draw a round: its 40,000 numbers are more than half of what a round has
+    rows = 2000  # one draw per round: its 40,000 numbers exceed half the capacity of a round
     expected = by_hand(9, UNITS * rows, 5).mean(0).reshape(rows, UNITS)
     assert np.abs(draw(at, 9, rows, samples=5) - expected).max() < 2e-6
 
@@ -116,7 +116,7 @@ def test_a_seed_replays_and_none_differs_in_processes(noise_file, at):
 
 @pytest.mark.parametrize("seeded", [True, False])
 def test_calls_are_independent(at, seeded):
-    """Neighbouring seeds, and fresh ones."""
+    """Neighboring seeds, and random ones."""
     calls = 3000
     noise = np.stack([draw(at, seed if seeded else None, rows=2).ravel() for seed in range(calls)])
     look_at(noise)
@@ -128,7 +128,7 @@ def test_rounds_and_places_are_independent(seed):
 
 
 def look_at(noise: np.ndarray) -> None:
-    """Moments of each place, and correlations of places with each other, with the next row and with distant ones."""
+    """Moments at each place, and correlations between places, with the next row and with distant rows."""
     noise, rows = noise.astype(np.float64), len(noise)
     assert np.abs(noise.mean(0)).max() * np.sqrt(rows) < 4.8
     assert np.abs(noise.var(0) - 1).max() * np.sqrt(rows / 2) < 4.8
@@ -150,7 +150,7 @@ def look_at(noise: np.ndarray) -> None:
 
 
 def test_corners_of_the_table_are_independent():
-    """Numbers are products of a row's, a column's and a round's number: four corners of a rectangle would tell it."""
+    """Numbers are products of a row's, a column's and a round's number: four corners of a rectangle would reveal this."""
     table = by_hand(3, 1024, 3000).astype(np.float64).reshape(3000, 8, 128)
     pick = np.random.default_rng(0)
     z = []
@@ -162,7 +162,7 @@ def test_corners_of_the_table_are_independent():
 
 
 def test_another_runtime(tmp_path):
-    """onnx's own reference, which is slow and knows nothing of onnxruntime, draws the same with a seed."""
+    """onnx's reference evaluator, slow and independent of onnxruntime, draws the same with a seed."""
     from onnx.reference import ReferenceEvaluator
 
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def test_another_runtime(tmp_path):
     options = {"monte_carlo": True, "noise": "seed", "verify": False}
     path = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 2, 4), **options).path
     feeds = {"input": np.ones((2, 2, 4), np.float32), "samples": np.array(6), "seed": np.array(3)}
-    assert [value.name for value in session(path).get_inputs()] == list(feeds)  # here it has to be given
+    assert [value.name for value in session(path).get_inputs()] == list(feeds)  # here it is required
     with np.errstate(all="ignore"):
         theirs = ReferenceEvaluator(str(path)).run(None, feeds)
     for ours, other in zip(session(path).run(None, feeds), theirs, strict=True):

@@ -1,4 +1,4 @@
-"""Integer files and numbers in two bytes, against numpy's own rounding of the same weights."""
+"""Integer files and two-byte numbers, against numpy's own rounding of the same weights."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_layers_that_are_left_stay_in_float(network, file, tmp_path):
     assert names["4.weight"] == onnx.TensorProto.FLOAT
     assert sum(kind == onnx.TensorProto.INT8 and "weight" in name and "zero" not in name for name, kind in names.items()) >= 1
     all_float = form.write(tmp_path / "b.onnx", leave=list(form.layers), compact=False)
-    with pytest.raises(UsageError, match=r"'5' is no layer of model\.onnx; it has"):
+    with pytest.raises(UsageError, match=r"'5' is not a layer of model\.onnx; it has"):
         form.write(tmp_path / "c.onnx", leave=["5"])
     with pytest.raises(UsageError, match="'middle' is unknown; one of minmax, percentile, entropy"):
         form.write(tmp_path / "c.onnx", method="middle")

@@ -1,4 +1,4 @@
-"""Masks filled with the smallest float32, as transformers do: no form of a file may make infinities of them."""
+"""Masks filled with the smallest float32, as in transformers: no form of a file may turn them into infinities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from svdcompress.export import pack, unpack, write_few_bits, write_half
 
 LOWEST = np.finfo(np.float32).min
 MASK = np.triu(np.full((10, 10), LOWEST, np.float32), 1)
-MASK[0] = LOWEST  # a query that sees nothing looks everywhere alike
+MASK[0] = LOWEST  # a query that sees nothing attends to everything equally
 WEIGHT = np.random.default_rng(0).normal(size=(10, 10)).astype(np.float32)
 
 
@@ -66,4 +66,4 @@ def test_every_form_answers_what_the_file_answers(file, tmp_path, form, off):
     assert np.abs(got - expected()).max() < off
     assert np.abs(answer(file) - expected()).max() < 1e-6
     stored = sum(len(tensor.raw_data) for tensor in onnx.load(path).graph.initializer)
-    assert form not in ("half", 8, 4) or stored < 1.7 * WEIGHT.nbytes  # the weight is rounded all the same
+    assert form not in ("half", 8, 4) or stored < 1.7 * WEIGHT.nbytes  # the weight is rounded nevertheless

@@ -1,4 +1,4 @@
-"""Monte-Carlo files: exact parity through the noise, and what they refuse."""
+"""Monte-Carlo files: exact parity through the noise, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from svdcompress.errors import ExportError, UsageError
 from svdcompress.export import _loop, export_onnx, read_metadata
 
 ENTROPIES = ["predictive_entropy", "expected_entropy", "mutual_information"]
-BATCHES = (1, 2, 7)  # none of them traced
+BATCHES = (1, 2, 7)  # none of them is the traced size
 MLP = [{"layer": f"{2 * i}", "of": "output", "shape": [None, n]} for i, n in enumerate((8, 5, 3))]
 
 
@@ -64,7 +64,7 @@ def test_what_depends_on_no_noise_is_ahead_of_the_loop(given):
     body = loop.attribute[0].g
     assert [node.op_type for node in graph.node].count("Gemm") == 2  # mean and variance of the first layer
     assert [node.op_type for node in body.node].count("Gemm") == 4
-    assert {value.name for value in body.node if value.op_type == "Tanh"}  # it depends on the noise
+    assert {value.name for value in body.node if value.op_type == "Tanh"}  # mean and variance of the first layer
     assert not any("Random" in node.op_type for node in (*graph.node, *body.node))
 
 
@@ -108,7 +108,7 @@ def test_attention_keyword_inputs_and_a_batch_that_is_not_first_inside(tmp_path)
 
 @pytest.fixture(scope="module")
 def in_rounds(tmp_path_factory) -> Path:
-    """The MLP, with rounds of no more than a few draws."""
+    """The MLP, with only a few draws in a round."""
     path = tmp_path_factory.mktemp("rounds") / "mc.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_loop, "ROUND", 5 * 8 * 7)  # 5 draws of 7 rows of the 8 units
@@ -126,7 +126,7 @@ def test_rounds_of_several_draws(in_rounds, batch, samples):
 
 
 class Mixing(nn.Module):
-    """Rows that look at each other: several draws cannot go side by side in one batch."""
+    """Rows depend on each other, so several draws cannot share a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_rows_that_look_at_each_other(tmp_path):
 
 
 class Positions(nn.Module):
-    """Dropout on something that has no batch dimension, and rows that look at each other."""
+    """Dropout on a tensor without a batch dimension, and rows that depend on each other."""
 
     def __init__(self, mixing: bool) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_too_few_rows_of_noise(given):
         run(session(given), 3, input=np.zeros((2, 6), np.float32), noise=np.zeros((3, 31), np.float32))
 
 
-# Refused
+# Refusals
 
 
 def test_nothing_to_sample(tmp_path):
@@ -310,7 +310,7 @@ def test_outputs_that_do_not_fit_the_task(tmp_path):
     with pytest.raises(ExportError, match="even number of outputs, not 1"):
         export_onnx(flat, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="gaussian")
     turned = zoo.varied(nn.Sequential(nn.Linear(6, 3), nn.Flatten(0), nn.Unflatten(0, (3, -1))))
-    with pytest.raises(ExportError, match="the batch goes first"):
+    with pytest.raises(ExportError, match="the first dimension must be the batch"):
         export_onnx(turned, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, task="regression")
 
 

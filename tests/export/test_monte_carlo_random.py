@@ -1,4 +1,4 @@
-"""Monte-Carlo files that draw: their statistics, their noise, and onnxruntime alone."""
+"""Monte-Carlo files that draw their noise: statistics, independence, and use with onnxruntime alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import svdcompress as svdc
 from svdcompress.export import export_onnx
 from svdcompress.uncertainty import mc_predict
 
-BATCHES = (1, 2, 7)  # none of them traced
+BATCHES = (1, 2, 7)  # none of them is the traced size
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +91,11 @@ def test_inputs_that_are_not_finite_say_so(drawing, bad):
 @pytest.mark.parametrize("samples", [1, 5, 2000])
 def test_outputs_that_are_not_finite_say_so(drawing, large, samples):
     x = np.ones((3, 6), np.float32)
-    x[1, 2] = large  # finite; its square, as the variance has it, is not
-    seed = np.array(1)  # a single draw may be below 0 in every hidden unit, where the outputs are finite after all
+    x[1, 2] = large  # finite, but the variance uses its square, which is not
+    seed = np.array(1)  # a single draw may be below 0 in every hidden unit; the outputs are then finite
     with pytest.raises(Exception, match="outputs_must_be_finite"):
         run(session(drawing), samples, input=x, seed=seed)
-    with pytest.raises(Exception, match="outputs_must_be_finite"):  # whatever is asked for
+    with pytest.raises(Exception, match="outputs_must_be_finite"):  # whichever outputs are requested
         session(drawing).run(["expected_entropy"], {"input": x, "samples": np.array(samples), "seed": seed})
 
 
@@ -119,7 +119,7 @@ def test_each_floating_input_has_to_be_finite(tmp_path):
 
 
 class Pooled(nn.Module):
-    """Several inputs, and a maximum that would pass over a NaN."""
+    """Several inputs, and a maximum that could hide a NaN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_noise_of_layers_rows_and_runs_is_independent(tmp_path):
         later = np.corrcoef(values[1:].T, values[:-1].T)[:16, 16:]
         assert np.abs(later).max() * np.sqrt(runs) < 5
     first = np.stack([run(session(path), 1, input=x)["mean"].ravel() for _ in range(3)])
-    assert len(np.unique(first)) == 48  # sessions of one process too
+    assert len(np.unique(first)) == 48  # sessions in one process differ too
     draws = run(at, 20_000, input=x)
     assert np.abs(draws["mean"]).max() * np.sqrt(20_000) < 4.5 and np.abs(draws["variance"] - 1).max() * 100 < 4.5
 
@@ -183,7 +183,7 @@ ALONE = """
 
 
 def alone(path: Path, samples: int, batch: int) -> tuple[list[float], int]:
-    """Means of two runs in a process of onnxruntime alone, and its largest memory in KiB."""
+    """The means of two runs in a process with onnxruntime alone, and its peak memory in KiB."""
     command = [sys.executable, "-c", textwrap.dedent(ALONE), str(path), str(samples), str(batch)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)

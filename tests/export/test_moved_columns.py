@@ -1,4 +1,4 @@
-"""Example inputs: their names, and how they are varied: of a table, each column stays near its own values."""
+"""Example inputs: their names and how they are varied; each column of a table stays near its own values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_columns_of_zeros_move_as_most_others_do_and_all_zeros_do_move():
 
 
 class Around(torch.nn.Module):
-    """A model with a part called `inner`, as people's have, which takes other arguments."""
+    """A model with a part called `inner`, as is common, which takes other arguments."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Archives: exact or as rounded as asked, bounded, and refused where they are not ours."""
+"""Archives: exact or rounded as requested, bounded, and refused if they are not ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from svdcompress.export._pack import _jumps
 
 
 def model_of(path, arrays):
-    """A file that gives each array back, times its input."""
+    """A model file that returns each array times its input."""
     nodes = [helper.make_node("Mul", [name, "x"], [f"{name}_out"]) for name in arrays]
     outputs = [helper.make_tensor_value_info(f"{name}_out", 1, array.shape) for name, array in arrays.items()]
     constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
@@ -58,7 +58,7 @@ def test_files_that_draw_keep_eight_bits(src, tmp_path):
     model.metadata_props.add(key="kind", value="monte_carlo")
     onnx.save(model, src)
     for options in ({"precision": "int4"}, {"bits": {"sparse": 7}}):
-        with pytest.raises(UsageError, match=r"model\.onnx: a Monte-Carlo file keeps 8 bits or more"):
+        with pytest.raises(UsageError, match=r"model\.onnx: a Monte-Carlo file needs 8 bits or more"):
             pack(src, tmp_path / "a.svdc", **options)
     assert not (tmp_path / "a.svdc").exists()
     for options in ({}, {"precision": "int8"}, {"bits": {"sparse": 8}}):
@@ -110,7 +110,7 @@ def test_what_counts_for_nothing_is_left_to_the_rest(src, tmp_path):
     for wrong, reason in ((counts[0], "has the shape"), (-counts, "below 0"), (counts * np.nan, "not finite")):
         with pytest.raises(UsageError, match=f"importance: 'kernel' .*{reason}"):
             pack(src, tmp_path / "c", "int4", importance={"kernel": wrong})
-    with pytest.raises(UsageError, match=r"bits: 4\.5 for 'kernel' is no whole number"):
+    with pytest.raises(UsageError, match=r"bits: 4\.5 for 'kernel' is not a whole number"):
         pack(src, tmp_path / "c", bits={"kernel": 4.5})
     assert pack(src, tmp_path / "d", bits={"kernel": 4, "nosuch": 3}).missing == ("nosuch",)
 
@@ -188,12 +188,12 @@ def test_what_is_no_archive_is_refused(src, tmp_path):
     good = pack(src, tmp_path / "a.svdc").path.read_bytes()
     bad = tmp_path / "bad.svdc"
     for data, reason in (
-        (b"", "no archive of svdc"),
-        (b"PK\x03\x04 hello", "no archive of svdc"),
-        (good[: len(good) // 2], "cut short"),
-        (good[:300] + bytes([good[300] ^ 255]) + good[301:], "damaged|no archive"),
-        (lzma.compress(b"hello there, this is text"), "no archive of svdc|cut short"),
-        (lzma.compress(b""), "cut short"),
+        (b"", "not an svdc archive"),
+        (b"PK\x03\x04 hello", "not an svdc archive"),
+        (good[: len(good) // 2], "truncated"),
+        (good[:300] + bytes([good[300] ^ 255]) + good[301:], "damaged|not an svdc archive"),
+        (lzma.compress(b"hello there, this is text"), "not an svdc archive|truncated"),
+        (lzma.compress(b""), "truncated"),
     ):
         bad.write_bytes(data)
         refused(bad, tmp_path, reason)
@@ -204,24 +204,24 @@ def test_a_bomb_is_refused_before_it_is_made(src, tmp_path):
     path = pack(src, tmp_path / "a.svdc").path
     refused(path, tmp_path, "are allowed", most=10_000)
     tensors, metadata = taken_apart(path)
-    # a stream of zeros far larger than it says, and one that says so
+    # a stream of zeros that is far larger than declared, and one that declares its size
     data = lzma.decompress(path.read_bytes())
     (tmp_path / "b.svdc").write_bytes(lzma.compress(data + bytes(50 * 2**20)))
-    refused(tmp_path / "b.svdc", tmp_path, "there is more in it than it says")
+    refused(tmp_path / "b.svdc", tmp_path, "it is longer than its header says")
     big = put_together(tmp_path / "c.svdc", {**tensors, "numbers": np.zeros(50 * 2**20, np.uint8)}, metadata)
     assert big.stat().st_size < 20_000
-    refused(big, tmp_path, r"would come to 52,4\d\d,\d\d\d bytes", most=10**7)
-    # a graph whose weight has a petabyte of zeros
+    refused(big, tmp_path, r"would expand to 52,4\d\d,\d\d\d bytes", most=10**7)
+    # a graph with a weight of a petabyte of zeros
     model = onnx.load_model_from_string(tensors["graph"].tobytes())
     next(t for t in model.graph.initializer if t.name == "none").dims[:] = [2**25, 2**25]
     graph = np.frombuffer(model.SerializeToString(), np.uint8)
     refused(
-        put_together(tmp_path / "d.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "its weights would come to 4,503,"
+        put_together(tmp_path / "d.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "its weights would expand to 4,503,"
     )
     model = onnx.load_model_from_string(tensors["graph"].tobytes())
     next(t for t in model.graph.initializer if t.name == "none").dims[:] = [2**62, 4]
     graph = np.frombuffer(model.SerializeToString(), np.uint8)
-    refused(put_together(tmp_path / "e.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "its weights would come to")
+    refused(put_together(tmp_path / "e.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "its weights would expand to")
 
 
 def test_files_outside_are_refused(src, tmp_path):
@@ -234,7 +234,9 @@ def test_files_outside_are_refused(src, tmp_path):
         few.data_location = onnx.TensorProto.EXTERNAL
         graph = np.frombuffer(model.SerializeToString(), np.uint8)
         refused(
-            put_together(tmp_path / "b.svdc", {**tensors, "graph": graph}, metadata), tmp_path, "names files of weights outside"
+            put_together(tmp_path / "b.svdc", {**tensors, "graph": graph}, metadata),
+            tmp_path,
+            "refers to external files of weights",
         )
 
 
@@ -254,7 +256,7 @@ def test_files_outside_of_functions_and_sparse_weights_are_refused(src, tmp_path
         tensor.external_data.add(key="location", value="../secret")
         graph = np.frombuffer(model.SerializeToString(), np.uint8)
         changed = put_together(tmp_path / f"{where}.svdc", {**tensors, "graph": graph}, metadata)
-        refused(changed, tmp_path, "names files of weights outside")
+        refused(changed, tmp_path, "refers to external files of weights")
 
 
 @pytest.mark.parametrize(
@@ -292,11 +294,11 @@ def test_what_does_not_fit_is_refused(src, tmp_path, change, reason):
 
 
 def test_a_graph_with_a_name_that_is_no_text_is_refused(src, tmp_path):
-    """What onnx.checker would say repeats the name, and is no text itself then."""
+    """onnx.checker's message would repeat the name, and then would not be valid text either."""
     pack(src, tmp_path / "m.svdc")
     content = lzma.decompress((tmp_path / "m.svdc").read_bytes())
     assert b"Mul" in content
     (tmp_path / "m.svdc").write_bytes(lzma.compress(content.replace(b"Mul", b"\xff\xfel")))
-    with pytest.raises(ExportError, match="a name that is no text"):
+    with pytest.raises(ExportError, match="a name that is not valid text"):
         unpack(tmp_path / "m.svdc", tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()

@@ -1,4 +1,4 @@
-"""A Monte-Carlo file refuses tokens below 0 as PyTorch's embedding does, and only where an embedding looks them up."""
+"""A Monte-Carlo file refuses tokens below 0 like PyTorch's embedding, and only where an embedding looks them up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svdcompress.export import export_onnx
 
 
 class Tokens(nn.Module):
-    """ids: an embedding's; offset: a number that may be below 0; row: an index, that Python counts from the end."""
+    """ids: for an embedding; offset: a number that may be below 0; row: an index, which Python counts from the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,5 +49,5 @@ def test_tokens_below_zero(tmp_path):
     with pytest.raises(Exception, match="batch_must_be_1_or_more"):
         answer(**{name: value.numpy()[:0] for name, value in good.items()})
     last = np.full(4, 4)
-    assert np.array_equal(answer(row=last), answer(row=last - 5))  # what PyTorch answers too
+    assert np.array_equal(answer(row=last), answer(row=last - 5))  # PyTorch returns the same
     assert np.isfinite(answer(offset=np.full(4, -7))).all()

@@ -1,4 +1,4 @@
-"""The size of steps, against every size tried one weight at a time."""
+"""Step sizes, against trying every size one weight at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svdcompress.export._rounding import codes, steps
 
 
 def slow(channel, bits, counts):
-    """(step, error) of the best step for one channel: lists of floats."""
+    """(step, error) of the best step for one channel, given lists of floats."""
     last = 2 ** (bits - 1) - 1
     best = None
     for hundredths in range(100, 49, -2):

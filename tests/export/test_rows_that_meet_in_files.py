@@ -1,4 +1,4 @@
-"""A Monte-Carlo file of a model whose rows meet draws its weights, as PyTorch does: against the variance in closed form."""
+"""Monte-Carlo files of a model whose rows depend on each other draw weights like PyTorch, against the closed-form variance."""
 
 import numpy as np
 import onnxruntime
@@ -9,7 +9,7 @@ import svdcompress as svdc
 
 
 class Meeting(nn.Module):
-    """Each row with the mean of all."""
+    """Combines each row with the mean of all rows."""
 
     def __init__(self):
         super().__init__()
@@ -23,7 +23,7 @@ class Meeting(nn.Module):
 def test_the_variance_is_that_of_one_draw_of_the_weights_for_all_rows(tmp_path):
     torch.manual_seed(0)
     model, x = svdc.convert(Meeting(), log_sigma2=-2.0).eval(), 1 + 0.1 * torch.randn(16, 8)
-    # y = w (x + 3 mean(x)) + 4 b, and w has a variance of exp(-2) for each weight that is kept
+    # y = w (x + 3 mean(x)) + 4 b, and each kept weight of w has the variance exp(-2)
     kept = model.line.relevant().double().flatten()
     exact = (np.exp(-2.0) * kept * (x + 3 * x.mean(0)).double().square()).sum(1).numpy()
     assert kept.sum() >= 4

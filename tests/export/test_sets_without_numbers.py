@@ -1,4 +1,4 @@
-"""Sets of inputs that are not finite: they promise nothing, so they hold every class."""
+"""Prediction sets for non-finite inputs: they promise nothing, so they contain every class."""
 
 import numpy as np
 import torch

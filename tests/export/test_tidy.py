@@ -1,4 +1,4 @@
-"""A tidied graph computes what it did, in two runtimes, and says less."""
+"""A tidied graph computes the same in two runtimes, with fewer nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata of files whose numbers were rounded: nothing of them is the float32 file's without saying so."""
+"""Metadata of rounded files: anything taken from the float32 file is marked as such."""
 
 import pytest
 import torch

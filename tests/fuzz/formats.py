@@ -1,4 +1,4 @@
-"""The formats that are read, each with small good files and a reading that checks its result."""
+"""The file formats, each with small valid files and a reader that checks its result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def net() -> nn.Module:
 
 
 def untouched(read: Any, model: nn.Module) -> None:
-    """Call `read(model)`; where it refuses, the model has to be as it was."""
+    """Call `read(model)`; if it refuses the file, the model must be unchanged."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     own = [(type(module), sorted(vars(module))) for module in model.modules()]
     try:
@@ -149,7 +149,7 @@ seed: 3
 
 
 def loaded(text: str) -> Any:
-    """A text as the reference reads it: by libyaml where it is there, which is ten times as fast."""
+    """YAML text as the reference parses it: by libyaml if available, which is ten times as fast."""
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
@@ -207,7 +207,7 @@ def make_csv(folder: Path) -> None:
 def read_csv(folder: Path, rng: random.Random) -> None:
     task = rng.choice(("classification", "regression", "binary"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pandas', of columns of several types
+        warnings.simplefilter("ignore")  # pandas warns about columns of mixed types
         checked(open_data(DataSection(name=f"csv:{folder / 't.csv'}", target="label", validation=2, test_share=0.2), task))
 
 
@@ -290,7 +290,7 @@ def read_run(folder: Path, rng: random.Random) -> None:
     except SvdcError:
         raise
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError):
-        pass  # which the command `report` names a report that was changed by hand
+        pass  # the command `report` reports these as a report that was edited by hand
     RunState(folder, writer=False)
     trained(folder / "state" / "train.pt", 2)
     predict_run(folder, folder / "x.npy", folder / "p.npz", samples=2)
@@ -351,7 +351,7 @@ def read_text(folder: Path, rng: random.Random) -> None:
 
 
 def formats(folder: Path) -> dict[str, Format]:
-    """All of them, by name. folder: where a good checkpoint may be made, whose tensors its mutated manifests go with."""
+    """All formats of this file, by name. folder: for a valid checkpoint whose tensors the mutated manifests are read with."""
     good = folder / "good-checkpoint"
     good.mkdir(parents=True, exist_ok=True)
     make_checkpoint(good)

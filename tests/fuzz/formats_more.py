@@ -1,4 +1,4 @@
-"""Further formats: archives, the Monte-Carlo file, what a run keeps of its validation data, CIFAR, Parquet."""
+"""More formats: archives, Monte-Carlo files, a run's stored validation data, CIFAR, Parquet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def header(content: bytes) -> Any:
 
 
 def checked(data: Any) -> None:
-    """Everything finite, as many inputs as targets, labels among the classes."""
+    """Check that everything is finite, inputs match targets in number, and labels are valid classes."""
     for part in (data.train, data.validation, data.test):
         for x, y in part.batches(64):
             x = next(iter(x.values())) if isinstance(x, dict) else x
@@ -53,7 +53,7 @@ def checked(data: Any) -> None:
 
 
 def make_small_run(folder: Path) -> None:
-    """A run's folder as `predict` needs it."""
+    """Make a run's folder as `predict` needs it."""
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))).eval()
     preprocessing = {"transform": [{"normalize": {"mean": [0.5], "std": [0.25]}}], "input_shape": [6], "target_scale": None}
@@ -95,7 +95,7 @@ def onnx_metadata(content: bytes) -> Any:
 
 
 def with_metadata(good: bytes) -> Any:
-    """From a value to the good file with it as metadata."""
+    """Returns a function that writes a value into the valid file as its metadata."""
     import onnx
 
     def write(value: Any) -> bytes:
@@ -125,7 +125,7 @@ def about(content: bytes) -> Any:
 
 
 def with_about(good: bytes) -> Any:
-    """From a value to the good file with it as metadata."""
+    """Returns a function that writes a value into the valid file as its metadata."""
     tensors = tensors_of(good)
     return lambda value: bytes_of(tensors, {"svdcompress-validation": json.dumps(value)})
 
@@ -143,7 +143,7 @@ def make_archive(folder: Path) -> None:
     pack(folder / "m.onnx", folder / "m.svdc", "int8")
     content = lzma.decompress((folder / "m.svdc").read_bytes())
     tensors, metadata = dict(arrays_of(content)), header(content)["__metadata__"]
-    if metadata["format"] == "1":  # as it is where deflated steps are shorter
+    if metadata["format"] == "1":  # for the case that deflated steps are shorter
         coder = zlib.compressobj(9, zlib.DEFLATED, -15)
         tensors["steps"] = np.frombuffer(coder.compress(tensors["steps"].tobytes()) + coder.flush(), np.uint8)
         content = save_arrays(tensors, {**metadata, "format": "2", "deflated": "steps"})
@@ -152,7 +152,7 @@ def make_archive(folder: Path) -> None:
 
 
 def read_archive(folder: Path, rng: random.Random) -> None:
-    """The archive as it is, and one of the content, since hardly a changed byte passes the checksums of xz."""
+    """Read the archive itself and one with recompressed content, since changed bytes rarely pass xz's checksums."""
     written = unpack(folder / "m.svdc", folder / "back.onnx", most=2**24)
     (folder / "own.svdc").write_bytes(lzma.compress((folder / "content").read_bytes(), preset=0))
     other = unpack(folder / "own.svdc", folder / "own.onnx", most=2**24)
@@ -161,7 +161,7 @@ def read_archive(folder: Path, rng: random.Random) -> None:
 
 
 def with_header(good: bytes) -> Any:
-    """From a header to the good content below it."""
+    """Returns a function that puts a header before the valid content."""
     rest = good[8 + struct.unpack("<Q", good[:8])[0] :]
 
     def write(value: Any) -> bytes:
@@ -189,7 +189,7 @@ def read_cifar(folder: Path, rng: random.Random) -> None:
 def make_tar(folder: Path) -> None:
     from PIL import Image
 
-    for name in ("train.tar.gz", "test.tar.gz"):  # not compressed, so that a changed byte is not one of the checksum
+    for name in ("train.tar.gz", "test.tar.gz"):  # not compressed, so that changed bytes do not just fail a checksum
         with tarfile.open(folder / name, "w") as archive:
             for k in range(8):
                 file = io.BytesIO()
@@ -215,7 +215,7 @@ def read_parquet(folder: Path, rng: random.Random) -> None:
 
 
 def formats(folder: Path) -> dict[str, Format]:
-    """All of them, by name. folder: where good files may be made."""
+    """All formats of this file, by name. folder: where valid files may be made."""
     run, archive = folder / "good-onnx", folder / "good-archive"
     for place, make in ((run, make_onnx), (archive, make_archive)):
         place.mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""Ten thousand mutations of each format that is read: `make fuzz`, or `python tests/fuzz/fuzz.py [FORMAT ...] [--count N]`.
+"""Ten thousand mutations of each file format: `make fuzz`, or `python tests/fuzz/fuzz.py [FORMAT ...] [--count N]`.
 
-The table goes into benchmarks/results/reliability.md, between its marks, and the whole into reliability_fuzz.json, every CHUNK
-mutations: --resume goes on from there after a stop. A fault is made again by --only NUMBER, with its traceback. Exits with 1
-where there are faults.
+After every CHUNK mutations, the table is written to benchmarks/results/reliability.md, between its marks, and all results to
+reliability_fuzz.json: --resume continues from there. --only NUMBER repeats a fault and shows its traceback. Exits with 1 if
+there are faults.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AND_LESS = " Rows with fewer than 10,000 are not finished: `--resume` goes on."
 
 
 def main() -> int:
-    """Fuzz, print, write."""
+    """Run the mutations, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("formats", nargs="*", default=list(NAMES), metavar="FORMAT", help=", ".join(NAMES))
     parser.add_argument("--count", type=int, default=10_000, help="mutations of each format")
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def further(form, entry: dict[str, Any], given: argparse.Namespace, folder: Path) -> Iterator[None]:
-    """Add mutations to an entry's counts, or try its faults again; each step is worth keeping."""
+    """Add mutations to an entry's counts, or retry its faults; yields after each chunk so that it can be saved."""
     chunks = [(number, 1) for number, _ in entry["faults"]]
     if not given.faults:
         chunks = [(first, min(CHUNK, given.count - first)) for first in range(entry["tried"], given.count, CHUNK)]
@@ -81,7 +81,7 @@ def further(form, entry: dict[str, Any], given: argparse.Namespace, folder: Path
 
 
 def again(form, given: argparse.Namespace, folder: Path) -> int:
-    """One mutation, its error not caught."""
+    """Repeat one mutation without catching its error."""
     good, place = folder / "good", folder / "again"
     good.mkdir()
     form.make(good)
@@ -98,7 +98,7 @@ def line(name: str, entry: dict[str, Any]) -> str:
 
 
 def write(name: str, entry: dict[str, Any]) -> None:
-    """A format's counts into reliability_fuzz.json, and all of them into reliability.md, between marks of its own."""
+    """Write a format's counts to reliability_fuzz.json, and all counts to reliability.md, between its own marks."""
     found = {**(json.loads(KEPT.read_text()) if KEPT.is_file() else {}), name: entry}
     found = {each: found[each] for each in NAMES if each in found}
     KEPT.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""Mutations of files, and what reading one may end in: a typed error or a right result, quickly, the caller's model untouched.
+"""Mutates files and checks that reading one ends in a typed error or a right result, quickly, with the model unchanged.
 
-A format is a folder of good files, and a function that reads it. A mutation follows from its format, seed and number alone, so
-that a fault is made again by `python tests/fuzz/fuzz.py FORMAT --only NUMBER`.
+A format is a folder of valid files and a function that reads it. A mutation depends only on its format, seed and number, so
+`python tests/fuzz/fuzz.py FORMAT --only NUMBER` repeats a fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from svdcompress.errors import SvdcError
 
 SECONDS = 10.0
 BYTES = 2**30
-"""What one reading may take at most."""
+"""Memory that one reading may take at most."""
 
 LONGEST_MESSAGE = 4000
 
@@ -34,20 +34,20 @@ ODD: tuple[Any, ...] = (
     *("é\u202e\x00", "x" * 5000),
     *([], {}, [[]], [None], {"": ""}, [1, "two"], {"class": "Linear"}, [0] * 2000),
 )  # fmt: skip
-"""Values in place of others."""
+"""Replacement values."""
 
 WORDS = (
     *(b"\xff" * 4, b"\0" * 8, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\xff" * 8, b"\0\0\0\x01"),
     *(b"{", b"]", b'"', b",", b"\n", b"inf", b"1e999"),
 )
-"""Bytes in place of others, or between them."""
+"""Bytes to insert or to overwrite others with."""
 
 
 @dataclass
 class Format:
-    """A kind of file. make: writes good files into a folder. read: reads them and raises Wrong for a result that is not right.
+    """A kind of file. make: writes valid files into a folder. read: reads them, and raises Wrong if the result is not right.
 
-    files: names of those that are mutated. structured: {name: (to a value, from a value)} of those mutated as values, too.
+    files: names of those to mutate. structured: {name: (to a value, from a value)} for files that are also mutated as values.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Format:
 
 
 class Wrong(Exception):
-    """A result that is not right, or a model that was changed by a file that was refused."""
+    """The result is not right, or a refused file changed the model."""
 
 
 class Slow(BaseException):
-    """A reading that took longer than it may."""
+    """A reading took longer than it may."""
 
 
 @dataclass
 class Count:
-    """How the readings of one format's mutations ended. faults: (number, what)."""
+    """How reading the mutations of one format ended. faults: (number, what)."""
 
     tried: int = 0
     refused: int = 0
@@ -76,13 +76,13 @@ class Count:
 
 
 def fuzz(form: Format, count: int, folder: Path, seed: int = 0, first: int = 0, limit_memory: bool = False) -> Count:
-    """Read so many mutations of a format's files, below a folder."""
+    """Read `count` mutations of a format's files in a folder."""
     good, place = folder / f"{form.name}-good", folder / form.name
     if not good.exists():
         good.mkdir(parents=True)
         form.make(good)
     with time_limit(SECONDS * 6):
-        form.read(good, random.Random(0))  # the good files are right, and everything is imported
+        form.read(good, random.Random(0))  # the valid files are read correctly, and everything is imported
     found = Count()
     for number in range(first, first + count):
         one(form, good, place, seed, number, found, limit_memory)
@@ -105,7 +105,7 @@ def one(form: Format, good: Path, place: Path, seed: int, number: int, found: Co
             found.faults.append((number, f"a message of {len(str(error))} characters, exit code {error.exit_code}"))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # panics of extensions too
+    except BaseException as error:  # including panics of extensions
         where = traceback.extract_tb(error.__traceback__)[-1]
         found.faults.append(
             (number, f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})")
@@ -127,7 +127,7 @@ def mutate(form: Format, place: Path, rng: random.Random) -> None:
 
 
 def changed_bytes(content: bytes, rng: random.Random) -> bytes:
-    """One change among bytes; half of them within the first 256, where headers are."""
+    """One change of the bytes; half of the changes are in the first 256, where headers are."""
     if not content:
         return rng.randbytes(rng.randint(0, 16))
     near = rng.random() < 0.5
@@ -149,7 +149,7 @@ def changed_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def changed_value(value: Any, rng: random.Random) -> Any:
-    """A value of JSON's kinds with one of its parts changed: another value, gone, under another name, deeper."""
+    """A JSON value with one of its parts replaced, removed, renamed or nested deeper."""
     places = list(_places(value, ()))
     where = rng.choice(places)
     kind = rng.randrange(6)
@@ -194,7 +194,7 @@ def _at(value: Any, where: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Slow is raised within it after so much of the processor's time (in the main thread only): other work does not count."""
+    """Raise Slow after `seconds` of processor time, which other processes do not count towards (main thread only)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -213,7 +213,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_limit() -> Iterator[None]:
-    """Within it the process can have a GiB of addresses more than it has now; what asks for more gets MemoryError."""
+    """Limit the address space to a GiB more than now; larger requests get MemoryError."""
     with open("/proc/self/statm", encoding="ascii") as file:
         now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""A few mutations of each format in every run of the tests; `make fuzz` makes ten thousand of each."""
+"""A few mutations of each format in every test run; `make fuzz` tries ten thousand of each."""
 
 from __future__ import annotations
 

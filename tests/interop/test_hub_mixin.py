@@ -1,4 +1,4 @@
-"""The hub's mixin, offline: a folder there and back, and what an upload would hold."""
+"""The hub's mixin, offline: a round trip through a folder, and what an upload would contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Lightning callback against a loop written out by hand."""
+"""The Lightning callback against a hand-written loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUIET = {
 
 
 class Module(L.LightningModule):
-    """Somebody's module, whose attributes have names of their own."""
+    """A user's module, with attribute names of its own."""
 
     def __init__(self, as_dict: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def data(count: int = 12) -> TensorDataset:
 
 
 def by_hand(module: Module, batches: list, steps_of: int, beta: float, count: int) -> nn.Module:
-    """The same training without Lightning: the mean of a step's losses, plus beta KL / N once."""
+    """The same training without Lightning: the mean loss of a step, plus beta KL / N once."""
     model = copy.deepcopy(module.body)
     svdc.convert(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""torch-pruning's pruners by our relevance, and their choices carried out by our surgery."""
+"""torch-pruning's pruners with our relevance, and our surgery carrying out their choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from svdcompress.interop.torch_pruning import RelevanceImportance, chosen  # noq
 
 
 class Stream(nn.Module):
-    """Two convolutions on a residual stream, a depthwise one, and a head on flattened features."""
+    """Two convolutions on a residual stream, a depthwise convolution, and a head on flattened features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def pruner(model: nn.Module, head: nn.Module, ratio: float, steps: int = 1, **op
 
 
 def nats(layer: nn.Module, select: tuple) -> float:
-    """Of some of a layer's weights, one by one."""
+    """The information in the selected weights of a layer, summed one by one."""
     keep = layer.relevant()[select].flatten().tolist()
     pairs = zip(layer.weight[select].flatten().tolist(), layer.log_sigma2[select].flatten().tolist(), keep, strict=True)
     return sum(0.5 * math.log1p((mean**2 + 1e-8) / math.exp(noise)) for mean, noise, alive in pairs if alive)
@@ -137,7 +137,7 @@ def test_what_is_dead_counts_as_gone_and_stays_dead() -> None:
 
 
 class RawFirst(nn.Module):
-    """A raw input that comes first in a concat: torch-pruning's graph has its offsets wrong there (docs/pruning.md)."""
+    """A raw input first in a concatenation: torch-pruning's graph gets its offsets wrong there (docs/pruning.md)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class RawFirst(nn.Module):
 
 
 def test_exact_where_its_graph_is_wrong() -> None:
-    """What it chooses of the wrong channels is masked, and the masked model is what the small one computes."""
+    """Even if torch-pruning chooses the wrong channels, they are masked, and the small model computes the masked model."""
     model = noisy(RawFirst())
     masks = chosen(pruner(model, model.head, 0.5))
     small = prune(model, X, masks=masks).eval()
@@ -164,18 +164,18 @@ def test_a_dense_model_is_refused() -> None:
 
 
 def test_unknown_sides_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"sides: 'input' is none of"):
+    with pytest.raises(UsageError, match=r"sides: 'input' is not one of"):
         RelevanceImportance("input")
 
 
 def test_groups_of_layers_that_stayed_dense_are_left_alone() -> None:
     model = convert(Stream(), exclude=["stem", "inner", "outer", "each", "mix"]).eval()
     masks = chosen(pruner(model, model.head, 0.5, global_pruning=False))
-    assert set(masks) == {"head"} and masks["head"].sum() == 5 * 20  # a half of what it reads
+    assert set(masks) == {"head"} and masks["head"].sum() == 5 * 20  # half of its inputs
 
 
 def test_its_own_surgery_on_a_converted_model_fails_loudly() -> None:
-    """So that nobody computes with variances of other weights: `chosen` is the way."""
+    """Nobody should compute with the variances of other weights: `chosen` is the right way."""
     model = noisy(Stream())
     pruner(model, model.head, 0.5, global_pruning=False).step()
     with pytest.raises(RuntimeError):

@@ -58,7 +58,7 @@ def test_the_kl_counts_once_a_step_however_many_batches_it_takes(make, rows, acc
     class Watch(SparsifyCallback):
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
             layers = [m for m in model.modules() if hasattr(m, "log_sigma2")]
-            last = layers[-1]  # with the loss at 0 only the KL moves it
+            last = layers[-1]  # with a loss of 0, only the KL gives it a gradient
             expected = 0.5 * (last.log_sigma2.exp() / (last.weight**2 + last.log_sigma2.exp() + 1e-8) - 1) * 0.8 / len(rows)
             seen.append(torch.allclose(last.log_sigma2.grad, expected, rtol=1e-3, atol=1e-9))
 
@@ -72,14 +72,14 @@ def test_the_kl_counts_once_a_step_however_many_batches_it_takes(make, rows, acc
 
 
 def bert() -> nn.Module:
-    """Its forward takes `num_items_in_batch`, and its loss ignores it."""
+    """Its forward accepts `num_items_in_batch`, but its loss ignores it."""
     torch.manual_seed(0)
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
     return transformers.BertForSequenceClassification(transformers.BertConfig(**size, max_position_embeddings=8))
 
 
 def llama() -> nn.Module:
-    """The Trainer leaves out the first label of a row, as its loss does; not so with GPT-2."""
+    """The Trainer does not count the first label of a row, and neither does this model's loss; GPT-2 differs."""
     torch.manual_seed(0)
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, max_position_embeddings=8))
@@ -95,7 +95,7 @@ def labelled(count: int = 8) -> list[dict]:
     ids=["bert", "llama", "llama in parts", "gpt2", "vit"],
 )
 def test_the_kl_is_in_the_units_of_the_loss(make, rows, accumulate, tmp_path):
-    """Both are in the gradient of a step as often, whatever the model's loss makes of the items of its batches."""
+    """The gradient of a step weights both equally, however the model's loss uses the number of items in its batches."""
     model, found = make(), {}
 
     class Watch(SparsifyCallback):
@@ -164,7 +164,7 @@ def test_after_a_training_that_broke_off_the_kl_counts_once(again, tmp_path):
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
 def test_weight_decay_is_not_for_variances_and_a_training_goes_on_from_a_checkpoint(optim, tmp_path):
-    """With the loss at 0 and no KL, only decay moves anything."""
+    """With a loss of 0 and no KL, only decay changes anything."""
 
     def train(**options):
         model = language_model()
@@ -177,7 +177,7 @@ def test_weight_decay_is_not_for_variances_and_a_training_goes_on_from_a_checkpo
         one.train(**options)
         assert weight.norm() < 0.95 * before.norm()
         assert all((layer.log_sigma2 == -10).all() for _, layer in svdc.layers.variational_layers(model))
-        assert all(group["lr"] == 0 for group in one.optimizer.param_groups)  # the schedule has come to its end
+        assert all(group["lr"] == 0 for group in one.optimizer.param_groups)  # the schedule has ended
         parameters = [id(p) for group in one.optimizer.param_groups for p in group["params"]]
         assert len(one.optimizer.param_groups) == 2 and sorted(parameters) == sorted(map(id, model.parameters()))
         return model

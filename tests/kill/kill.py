@@ -1,7 +1,7 @@
-"""A hundred runs killed at random moments, each held against the undisturbed one: `make test-kill`.
+"""A hundred runs killed at random moments, each compared with the undisturbed one: `make test-kill`.
 
-The table goes into benchmarks/results/reliability.md, all moments into reliability_kill.json, after each run: --resume goes on
-from there. A fault is made again, as far as times repeat, by --only NUMBER. Exits with 1 where there are faults.
+After each run, the table is written to benchmarks/results/reliability.md and all moments to reliability_kill.json: --resume
+continues from there. --only NUMBER repeats a fault, as far as timings repeat. Exits with 1 if there are faults.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from marks import RESULTS, put
 
 KEPT = RESULTS / "reliability_kill.json"
 COMMANDS = 21
-"""One of so many runs is a command of its own; not a multiple of the number of variants."""
+"""One run in this many is a real command; not a multiple of the number of variants."""
 
 
 def main() -> int:
-    """Kill, compare, write."""
+    """Kill the runs, compare and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("variants", nargs="*", default=list(VARIANTS), metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--runs", type=int, default=100)
@@ -52,7 +52,7 @@ def main() -> int:
             place = folder / f"whole-{len(whole)}"
             place.mkdir()
             whole[variant] = undisturbed(variant, place)
-        gc.freeze()  # else each fork copies what the collector touches
+        gc.freeze()  # otherwise each fork copies the pages that the collector touches
         for record in in_workers(numbers, whole, folder, given):
             kills = ", ".join(f"{k['signal']} {k['stage'] or 'change ' + str(k['change'])}" for k in record["kills"])
             print(f"{record['number']:3d} {record['variant']}: {kills}: {record['fault'] or 'the same'}", flush=True)
@@ -66,7 +66,7 @@ def main() -> int:
 def in_workers(
     numbers: list[int], whole: dict[str, Whole], folder: Path, given: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """The runs of these numbers, as they end; each worker is a fork with a folder of its own."""
+    """The runs of these numbers, as they finish; each worker is a fork with its own folder."""
     reading, writing = os.pipe()
     workers = []
     for worker in range(given.workers):
@@ -81,7 +81,7 @@ def in_workers(
             for number in numbers[worker :: given.workers]:
                 variant = given.variants[number % len(given.variants)]
                 record = one(number, variant, whole[variant], place, given.seed, command=number % COMMANDS == COMMANDS - 1)
-                os.write(writing, json.dumps(asdict(record)).encode() + b"\n")  # one write: lines stay whole
+                os.write(writing, json.dumps(asdict(record)).encode() + b"\n")  # a single write keeps lines whole
         except BaseException:
             traceback.print_exc()
         finally:
@@ -95,7 +95,7 @@ def in_workers(
 
 
 def page(records: list[dict[str, Any]], given: argparse.Namespace) -> list[str]:
-    """The table for reliability.md."""
+    """Returns the table for reliability.md."""
     rows = []
     for variant in dict.fromkeys(record["variant"] for record in records):
         rows.append(row(variant, [record for record in records if record["variant"] == variant]))

@@ -1,7 +1,7 @@
-"""Runs that are killed at moments drawn by a seed, gone on with, and held against the undisturbed run.
+"""Runs that are killed at moments drawn from a seed, resumed, and compared with the undisturbed run.
 
-A run is a fork of a process that has imported everything, so that the start of Python does not take most of the time; some
-are a real `svdc sparsify`. It is killed at a time within a stage, or just before or after its n-th change of files.
+A run is a fork of a process that has imported everything, so that Python's startup does not dominate; some are a real
+`svdc sparsify`. It is killed at a time within a stage, or just before or after its n-th file change.
 """
 
 from __future__ import annotations
@@ -55,42 +55,42 @@ VARIANTS: dict[str, list[str]] = {
     "search": ["search.max_drop=30", "search.levels=2", "search.trials=2"],
     "thresholds tried, and the page": ["relevance.candidates=[1, 2, 3]", "report={html: true, latency: false}"],
 }
-"""Recipes that runs are made of, as settings beside TINY: {name: settings}."""
+"""The recipes of the runs, as settings added to TINY: {name: settings}."""
 
 SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "INT": signal.SIGINT}
 
 COMPARED = ("model.safetensors", "model.onnx", "model_mc.onnx", "dense.safetensors", "dense.onnx", "recipe.yaml")
-"""Files that have to hold the same bytes."""
+"""Files that must be identical byte for byte."""
 
 TIMES = {"seconds", "created", "latency", "latency_ms", "threads"}
-"""Keys of `report.json` that tell of a moment."""
+"""Keys of `report.json` that may differ between equal runs."""
 
 CHANGES = ("replace", "rename", "unlink", "mkdir", "rmdir", "fsync")
-"""Functions of `os` that change files, or come between their writing and their names."""
+"""Functions of `os` that change files or that are called between writing and renaming them."""
 
 PATIENCE = 3600.0
-"""Seconds after which a run that is neither done nor killed is a fault: machines may be busy."""
+"""Seconds after which a run that is neither done nor killed counts as a fault; many, because machines may be busy."""
 
 
 class Fault(Exception):
-    """A killed run that did not go on as it should."""
+    """A killed run did not resume as it should."""
 
 
 @dataclass
 class Moment:
-    """When a run is killed. stage: within it, after so many seconds (`later`); or at the change of files number `change`."""
+    """When a run is killed: `later` seconds into the stage `stage`, or at the file change number `change`."""
 
     signal: str
     stage: str = ""
     later: float = 0.0
     change: int = 0
     before: bool = True
-    twice: bool = False  # a second signal at once, which does not wait for good order
+    twice: bool = False  # a second signal at once, which does not allow a clean stop
 
 
 @dataclass
 class Whole:
-    """The undisturbed run: its folder, results, stages with their seconds, and how many changes of files it made."""
+    """The undisturbed run: its folder, its stages with their seconds, and how many file changes it made."""
 
     recipe: Recipe
     folder: Path
@@ -101,7 +101,7 @@ class Whole:
 
 @dataclass
 class Record:
-    """How one run ended. kills: when it really was killed. fault: "" where it ended as the undisturbed one."""
+    """How one run ended. kills: when it was really killed. fault: "" if the result equals the undisturbed one."""
 
     number: int
     variant: str
@@ -111,7 +111,7 @@ class Record:
 
 
 def warm(folder: Path) -> None:
-    """A run in this process itself, with all figures: what it imports and prepares, its forks find done."""
+    """Make a run with all figures in this process, so that its forks find everything imported and prepared."""
     run(
         load_recipe("digits", [*TINY, "report={html: true, latency: true}", "dense.epochs=1", "train.epochs=1"]),
         folder / "warm",
@@ -124,7 +124,7 @@ def recipe_of(variant: str) -> Recipe:
 
 
 def undisturbed(variant: str, folder: Path) -> Whole:
-    """A variant's run, whole; in a process of its own."""
+    """The whole run of a variant, in its own process."""
     recipe = recipe_of(variant)
     stages: dict[str, float] = {}
     started = time.monotonic()
@@ -157,7 +157,7 @@ class Forked:
             os._exit(code)
 
     def wait(self, stages: dict[str, float] | None = None) -> tuple[int, str]:
-        """(exit code, what it said) of its end; it is killed when its moment has come. stages: gets the seconds of each."""
+        """Wait for the end, killing the run at its moment: (exit code, message). stages: receives the seconds of each."""
         buffer, said, last, began = b"", "", "start", time.monotonic()
         due = self._due(last)
         until = time.monotonic() + PATIENCE
@@ -207,7 +207,7 @@ class Forked:
 
 
 def _inside(recipe: Recipe, out: Path, resume: bool, moment: Moment | None, writing: int) -> int:
-    """The forked process: tells of its stages, kills itself at its change of files; gives the exit code that `svdc` would."""
+    """The forked process: reports its stages, kills itself at its file change; returns the exit code that `svdc` would."""
 
     def tell(text: str) -> None:
         os.write(writing, f"{text}\n".encode())
@@ -251,7 +251,7 @@ def _inside(recipe: Recipe, out: Path, resume: bool, moment: Moment | None, writ
 
 
 class Command:
-    """A run by `svdc sparsify`, the same to its callers as Forked. Its moment is in seconds since its start."""
+    """A run by `svdc sparsify`, with the interface of Forked. Its moment is in seconds since its start."""
 
     def __init__(self, recipe: Recipe, out: Path, *, resume: bool, log: Path, moment: Moment | None = None) -> None:
         self.moment, self.done = moment, False
@@ -284,7 +284,7 @@ class Command:
 
 
 def moments(whole: Whole, rng: random.Random, command: bool) -> list[Moment]:
-    """When a run is killed: once, twice or three times."""
+    """When a run is killed: one, two or three times."""
     found = []
     for _ in range(rng.choices((1, 2, 3), (55, 27, 18))[0]):
         name = rng.choices(tuple(SIGNALS), (70, 15, 15))[0]
@@ -300,7 +300,7 @@ def moments(whole: Whole, rng: random.Random, command: bool) -> list[Moment]:
 
 
 def one(number: int, variant: str, whole: Whole, folder: Path, seed: int, command: bool = False) -> Record:
-    """A run that is killed at least once, gone on with until it is done, and compared."""
+    """A run that is killed at least once, resumed until it is done, and compared."""
     rng = random.Random(f"{seed}:{number}")
     record = Record(number, variant, command)
     kind = Command if command else Forked
@@ -310,7 +310,7 @@ def one(number: int, variant: str, whole: Whole, folder: Path, seed: int, comman
         place.mkdir(parents=True)
         try:
             record.kills = disturbed(kind, whole, place, moments(whole, rng, command))
-            if not record.kills:  # it was done before any moment came
+            if not record.kills:  # it finished before any kill
                 continue
             record.fault = difference(whole.folder, place / "run")
         except Fault as error:
@@ -320,7 +320,7 @@ def one(number: int, variant: str, whole: Whole, folder: Path, seed: int, comman
 
 
 def disturbed(kind: Any, whole: Whole, place: Path, wanted: list[Moment]) -> list[dict[str, Any]]:
-    """Run, be killed, go on, as a user would with what the program says; the moments at which it really was killed."""
+    """Run, kill and resume, as a user would who follows the messages; returns when the run was really killed."""
     out, log, kills = place / "run", place / "log", []
     waiting: list[Moment | None] = [*wanted, None]
     resume = False
@@ -339,7 +339,7 @@ def disturbed(kind: Any, whole: Whole, place: Path, wanted: list[Moment]) -> lis
             raise Fault(
                 f"exit code {code} when {'resumed' if resume else 'run'}, after {len(kills)} kills: {said or tail(log)}"
             )
-        if code == 130 and "Go on with" in said and not (out / "recipe.yaml").is_file():
+        if code == 130 and "Continue with" in said and not (out / "recipe.yaml").is_file():
             raise Fault(f"it said how to go on, but left nothing to go on with: {said}")
         resume = (out / "recipe.yaml").is_file()
     raise Fault("not done after 12 tries")
@@ -351,7 +351,7 @@ def tail(log: Path) -> str:
 
 
 def difference(left: Path, right: Path) -> str:
-    """What of a run's folder is not as in the undisturbed one: names, bytes, numbers; "" for nothing."""
+    """What differs in a run's folder from the undisturbed one: names, bytes, numbers; "" if nothing does."""
     names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (left, right)]
     if names[0] != names[1]:
         return f"other files: {sorted(set(names[0]) ^ set(names[1]))}"
@@ -363,7 +363,7 @@ def difference(left: Path, right: Path) -> str:
 
 
 def differing(left: Any, right: Any, where: str = "report.json") -> list[str]:
-    """Places in which two values differ, but for TIMES."""
+    """Places in which two values differ, except for TIMES."""
     if isinstance(left, dict) and isinstance(right, dict):
         if set(left) != set(right):
             return [f"{where}: other keys {sorted(set(left) ^ set(right))}"]

@@ -1,7 +1,7 @@
-"""Places that fail a run: a full disk, a folder moved away or removed, a disk that can only be read; part of `make test-kill`.
+"""Places that make a run fail: a full disk, a folder moved away or removed, a read-only disk; part of `make test-kill`.
 
-Each run is on a small disk in memory (where none can be mounted: full disks alone, by a limit on the size of files). Right is
-an error of a kind of its own, with exit code 7, and, once that is mended, the same result as the undisturbed run's.
+Each run is on a small disk in memory (if none can be mounted: only full disks, through a limit on file size). Expected are an
+error of its own kind, with exit code 7, and, once the trouble is fixed, the same result as the undisturbed run's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from svdcompress.pipeline._context import Context
 
 KEPT = RESULTS / "reliability_places.json"
 SIZES = (4, 12, 20, 28, 40, 60, 80, 100, 150, 200, 260, 320, 380, 440)
-"""Kilobytes of disks that are too small for a run."""
+"""Sizes in kilobytes of disks that are too small for a run."""
 
 AT = ("data", "dense", "train", "prune", "export", "report")
 TROUBLES = {"moved away": AT[1:], "removed": AT, "can only be read": AT[1:]}
@@ -39,29 +39,29 @@ TROUBLES = {"moved away": AT[1:], "removed": AT, "can only be read": AT[1:]}
 
 @dataclass
 class Disk:
-    """A small disk in memory, at a folder."""
+    """A small disk in memory, mounted at a folder."""
 
     place: Path
 
     def mount(self, kilobytes: int) -> bool:
-        """Whether one could be mounted."""
+        """Mount it; returns whether this worked."""
         return not self._call("mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(self.place))
 
     def grow(self) -> None:
-        """Enough space from now on."""
+        """Make it large enough."""
         self._call("mount", "-o", "remount,size=100m", str(self.place))
 
     def close(self, folder: Path) -> None:
-        """A folder on it can only be read from now on."""
+        """Make a folder on it read-only."""
         if self._call("mount", "--bind", str(folder), str(folder)) or self._call("mount", "-o", "remount,bind,ro", str(folder)):
             raise RuntimeError(f"{folder} cannot be mounted for reading")
 
     def open(self, folder: Path) -> None:
-        """It takes changes again."""
+        """Make the folder writable again."""
         self._call("umount", str(folder))
 
     def unmount(self) -> None:
-        """What is on it is gone."""
+        """Unmount it, which discards its contents."""
         self._call("umount", str(self.place))
 
     def _call(self, *command: str) -> int:
@@ -69,7 +69,7 @@ class Disk:
 
 
 def main() -> int:
-    """Try each, print, write."""
+    """Try each trouble, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resume", action="store_true", help="go on from what is stored")
     given = parser.parse_args()
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: int) -> dict[str, Any]:
-    """A run that meets a trouble (as a stage begins, but for a full disk), and how it ended."""
+    """A run that meets a trouble (at the start of a stage, except for a full disk), and how it ended."""
     out, away = disk.place / "run", disk.place / "away"
     if mounts:
         disk.mount(size)
@@ -126,7 +126,7 @@ def one(trouble: str, where: str, whole: Whole, disk: Disk, mounts: bool, size: 
 
 
 def met(whole: Whole, out: Path, where: str, happens: Callable[[], Any], limit: int | None) -> None:
-    """The run, in a process of its own."""
+    """Make the run, in the forked process."""
     stage = Context.stage
 
     def begins(self: Context, name: str) -> Any:
@@ -141,7 +141,7 @@ def met(whole: Whole, out: Path, where: str, happens: Callable[[], Any], limit: 
 
 
 def forked(work: Callable[[], Any]) -> str:
-    """Do it in a fork; "done", or the error."""
+    """Do the work in a fork; returns "done" or the error."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -167,7 +167,7 @@ def forked(work: Callable[[], Any]) -> str:
 
 
 def page(tried: list[dict[str, Any]], mounts: bool) -> list[str]:
-    """The table for reliability.md."""
+    """Returns the table for reliability.md."""
     rows = []
     for trouble in dict.fromkeys(entry["trouble"] for entry in tried):
         own = [entry for entry in tried if entry["trouble"] == trouble]

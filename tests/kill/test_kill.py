@@ -1,4 +1,4 @@
-"""The harness of `make test-kill`: that it sees differences, and a few kills in every run of the slow tests."""
+"""The harness of `make test-kill`: that it detects differences, and a few kills in every run of the slow tests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_moments_are_of_every_kind_and_follow_from_the_seed():
 
 @pytest.fixture(scope="module")
 def warmed(tmp_path_factory):
-    """This process has imported and prepared what runs need, so that its forks are quick."""
+    """Makes this process import and prepare what runs need, so that its forks are quick."""
     warm(tmp_path_factory.mktemp("warm"))
 
 

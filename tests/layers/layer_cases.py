@@ -32,7 +32,7 @@ class Case:
     shape: tuple[int, ...]
 
     def layer(self, spread: float = 1.0, **kwargs) -> VariationalLayer:
-        """In train mode, the same one each time; log_sigma2 from -4 - spread to -4 + spread."""
+        """The layer in train mode, the same each time; log_sigma2 from -4 - spread to -4 + spread."""
         torch.manual_seed(0)
         layer = self.kind(**self.args, **kwargs)
         with torch.no_grad():
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def dims(self) -> int:
-        """Dimensions of space."""
+        """The number of spatial dimensions."""
         return len(self.args.get("kernel_size", ()))
 
 
@@ -99,7 +99,7 @@ assert {case.kind for case in CASES.values()} == set(VARIATIONAL_CLASSES.values(
 
 
 def weight_draws(case: Case, layer: VariationalLayer, x: Tensor, draws: int, keep: Tensor | None = None) -> Tensor:
-    """The oracle: outputs (draws, *output) of the dense layer, each with weights of its own drawn from the posterior."""
+    """The oracle: outputs (draws, *output) of the dense layer, with weights drawn from the posterior for each draw."""
     sigma = layer.log_sigma2.exp().sqrt()
     weights = layer.weight + sigma * torch.randn(draws, *layer.weight.shape, dtype=x.dtype)
     weights = weights if keep is None else weights * keep
@@ -109,7 +109,7 @@ def weight_draws(case: Case, layer: VariationalLayer, x: Tensor, draws: int, kee
 
 
 def layer_draws(case: Case, layer: VariationalLayer, x: Tensor, draws: int) -> Tensor:
-    """Draws of the layer itself, (draws, *output): one pass over the input repeated."""
+    """Draws of the layer itself, (draws, *output): one pass over the repeated input."""
     if case.batched:
         return layer(x.expand(draws, *x.shape).flatten(0, 1)).unflatten(0, (draws, len(x)))
     return layer(x.expand(draws, *x.shape))

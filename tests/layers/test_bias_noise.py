@@ -1,4 +1,4 @@
-"""The noise of a bias (a removed unit's) and that of a sampler, in every path that draws, gradients on too."""
+"""The noise of a bias (from removed units) and that of a sampler, in every path that draws, with gradients too."""
 
 import copy
 
@@ -15,7 +15,7 @@ NAMES = ["linear", "linear-sequence", "hf-conv1d", "conv1d", "conv2d", "conv2d-g
 
 
 def noisy(name, log_sigma2=None):
-    """A layer whose bias has a variance, its input, and the variance of each of its outputs from weights and bias."""
+    """A layer whose bias has a variance, its input, and the variance of each output due to weights and bias."""
     case = CASES[name]
     layer, x = case.layer(), case.x()
     if log_sigma2 is not None:
@@ -28,7 +28,7 @@ def noisy(name, log_sigma2=None):
 
 
 def alike(draws, variance, slack=1.0):
-    # The standard error of the logarithm of a variance of normal numbers is sqrt(2 / draws), here of two of them.
+    # The standard error of a normal sample's log variance is sqrt(2 / draws); here there are two of them.
     return (draws.float().var(0) / variance).log().abs().max() < slack * 5 * (4 / DRAWS) ** 0.5
 
 
@@ -74,7 +74,7 @@ def test_compiled(name):
 
 @pytest.mark.parametrize("name", ["linear", "conv2d-groups"])
 def test_gradients_know_of_it(name):
-    """Of a draw with given noise, against numerical ones: the spread under the root is that of weights and bias together."""
+    """Gradients of a draw with fixed noise, against numerical ones: the standard deviation includes weights and bias."""
     case, layer, x, _ = noisy(name)
     layer, x = layer.double(), case.x().double().requires_grad_()
     layer.bias_sigma2 = layer.bias_sigma2.double()
@@ -88,7 +88,7 @@ def test_gradients_know_of_it(name):
 
 
 def test_without_gradients_of_the_variances():
-    """`recover.noise: false` trains the means alone: its layers compute as in `eval()`; with noise the bias's is there."""
+    """`recover.noise: false` trains only the means: its layers compute as in `eval()`; with bias noise, if there is any."""
     _, layer, x, variance = noisy("linear")
     layer.log_sigma2.requires_grad_(False)
     draws = layer_draws(CASES["linear"], layer, x, DRAWS)
@@ -106,7 +106,7 @@ def network():
 
 
 def test_a_pruned_model_that_is_trained_on_has_the_noise_of_what_was_removed(tmp_path):
-    """As `recover` does: pruned, saved, loaded onto the factory's model, trained with gradients."""
+    """As `recover` does: pruned, saved, loaded into a new model from the factory, trained with gradients."""
     model = svdc.convert(network(), log_sigma2=-4.0)
     masks = {}
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_a_pruned_model_that_is_trained_on_has_the_noise_of_what_was_removed(tmp
     assert (a.var(0) / b.var(0)).log().abs().max() < 5 * (4 / DRAWS) ** 0.5
     error = ((a.var(0) + b.var(0)) / DRAWS).sqrt()
     assert ((a.mean(0) - b.mean(0)).abs() / error).max() < 4.5
-    # It is no small part of the variance: without it the test above would fail.
+    # It is a large part of the variance: without it the test above would fail.
     for i in (3, 6, 8):
         small[i].bias_sigma2 = None
     without = small(rows).detach().unflatten(0, (DRAWS, 2))
@@ -136,7 +136,7 @@ def test_a_pruned_model_that_is_trained_on_has_the_noise_of_what_was_removed(tmp
 
 
 def test_a_samplers_own_noise_is_used_as_it_is():
-    """Given noise, gradients on and off: mean + spread * noise, no more."""
+    """Fixed noise, with and without gradients: the output is exactly mean + spread * noise."""
     _, layer, x, _ = noisy("linear")
     layer.eval()
 

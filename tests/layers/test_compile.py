@@ -30,7 +30,7 @@ def network():
 
 
 def steps(model, loss, x, y, count):
-    """The last loss, and the gradients of so many backward passes that add up."""
+    """The last loss, and the accumulated gradients of `count` backward passes."""
     model.zero_grad()
     torch.manual_seed(2)
     for _ in range(count):
@@ -74,7 +74,7 @@ def test_a_training_step_is_one_graph(backend, how):
     value, found = steps(model, compiled, x, y, asked["count"])
     assert value.isfinite() and all(grad.isfinite().all() and grad.any() for grad in found)
     # The same noise? Inductor has a generator of its own; a graph draws in the order of shapes, not of memory; and torch's
-    # debugging backend "eager" draws anew when it recomputes a checkpoint (the same with torch.nn.Dropout).
+    # debugging backend "eager" draws again when it recomputes a checkpoint (the same with torch.nn.Dropout).
     alike = backend != "inductor" and not asked["channels_last"] and not (asked["checkpointed"] and backend == "eager")
     if alike and asked["amp"] is None:
         plain, expected = steps(model, loss, x, y, asked["count"])
@@ -97,7 +97,7 @@ def test_eval_is_one_graph(backend):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_layers_that_draw_leave_the_graph(backend, in_place):
-    """A graph cannot look at whose call it is: under `sampling` the layers run by themselves, with the same noise as ever."""
+    """A graph cannot tell calls apart: under `sampling` the layers run outside of it, with the same noise as ever."""
     model, x, _ = network()
     model.eval()
     exact = model(x).detach()

@@ -63,7 +63,7 @@ def slow_kl(layer):
             if layer.prior == "ard":
                 best = (square + noise).mean() + 1e-8
                 term = kl_divergence(Normal(mu[group], noise.sqrt()), Normal(0, best.sqrt())).sum()
-                # At the best variance the quadratic part of a Normal's KL is 0, but for the 1e-8 that is added to it.
+                # At the best variance the quadratic part of a normal's KL is 0, except for the 1e-8 that is added to it.
                 term = term - (0.5 * (square + noise) / best - 0.5).sum()
             else:
                 alpha = noise.sum() / (square.sum() + 1e-8)
@@ -166,7 +166,7 @@ class TestLayer:
         assert torch.allclose(single.double(), exact, rtol=1e-5)
         half = layer.to(torch.bfloat16)
         half.kl().backward()
-        assert half.kl().dtype == torch.float32  # a sum over weights has no room in 8 bits
+        assert half.kl().dtype == torch.float32  # bfloat16 is too coarse for a sum over weights
         assert torch.allclose(half.kl().double(), exact, rtol=0.03)
         assert half.log_sigma2.grad.isfinite().all()
 
@@ -180,7 +180,7 @@ class TestLayer:
 
 
 class Kl(nn.Module):
-    """The KL of a layer as a forward pass."""
+    """A layer's KL as a forward pass."""
 
     def __init__(self, layer):
         super().__init__()
@@ -193,7 +193,7 @@ class Kl(nn.Module):
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("share", SHARES, ids=str)
 def test_masked_weights_count_as_if_they_were_not_there(prior, share):
-    """A layer with held zeros has the KL of the smaller layer that lacks them."""
+    """A layer with weights held at zero has the KL of the smaller layer without them."""
     layer = layer_of(VariationalLinear, 6, 4, prior=prior, share=share)
     layer.mask = torch.zeros(4, 6, dtype=torch.bool)
     layer.mask[:2, 1:5] = True
@@ -281,7 +281,7 @@ def test_few_kept_weights_are_taken_out_with_the_same_result(prior, shape, layou
 
 
 def test_weights_apart_are_what_the_general_function_gives():
-    """The compiler takes the other one."""
+    """The compiler uses the general one."""
     layer = layer_of(VariationalConv2d, 4, 6, 3, groups=2)
     assert layer.apart
     parameters = [layer.weight, layer.log_sigma2]
@@ -325,7 +325,7 @@ def test_layers_together_are_the_sum_of_each(small, monkeypatch):
     layers[8].weight.requires_grad_(False)
     model = nn.Sequential(*layers)
     slow = [slow_kl(layer) * (2 if isinstance(layer, Doubled) else 1) for layer in layers]
-    # the dtype of the sum is that of the first term
+    # the sum has the dtype of the first term
     assert svdc.kl_divergence(model).item() == pytest.approx(sum(float(value) for value in slow), rel=1e-3)
     parameters = [p for layer in layers for p in (layer.weight, layer.log_sigma2) if p.requires_grad]
     svdc.kl_divergence(model).backward()

@@ -1,4 +1,4 @@
-"""MC dropout: moments, modes, members, and how torch's dropout layers become it."""
+"""MC dropout: moments, modes, members, and the conversion of torch's dropout layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""KL, log alpha and their gradients stay finite, and right, from log sigma2 of -100 to +80, at weights of 0 and of 1e10."""
+"""KL, log alpha and their gradients stay finite and right for log sigma2 from -100 to +80 and weights of 0 to 1e10."""
 
 import math
 
@@ -12,7 +12,7 @@ from svdcompress.layers._alpha import EPS, start_at
 from svdcompress.layers.priors._log_uniform import K1, K2, K3
 
 DTYPES = {torch.float32: 1e10, torch.float16: 1e4, torch.bfloat16: 1e10}
-"""The largest weight that is tried: float16 ends at 65,504."""
+"""The largest weight that is tried; float16 ends at 65,504."""
 
 LOG_SIGMA2 = (-100.0, -60.0, -20.0, -8.0, 0.0, 10.0, 20.0, 40.0, 80.0)
 SHARES = ("weight", "input", "output", "layer")
@@ -38,7 +38,7 @@ def softplus(value):
 
 
 def term(alpha, prior):
-    """The KL of a weight, by its log alpha, in Python's own floats."""
+    """The KL of a weight from its log alpha, in Python floats."""
     if prior == "ard":
         return 0.5 * softplus(-alpha)
     gate = -(K2 + K3 * alpha)
@@ -65,7 +65,7 @@ def test_the_kl_of_extremes_is_right(dtype, log_sigma2, prior):
     layer = layer_of(dtype, log_sigma2, prior, "weight")
     noise = float(layer.log_sigma2.detach()[0, 0])
     flat = layer.weight.detach().double().flatten().tolist()
-    if prior == "ard":  # 0.5 (log(mu^2 + sigma2 + EPS) - log sigma2): EPS counts where sigma2 is less
+    if prior == "ard":  # 0.5 (log(mu^2 + sigma2 + EPS) - log sigma2): EPS matters where sigma2 is smaller
         expected = sum(0.5 * softplus(math.log(mu**2 + EPS) - noise) for mu in flat)
     else:
         expected = sum(term(noise - math.log(mu**2 + EPS), prior) for mu in flat)
@@ -119,7 +119,7 @@ def test_a_layer_of_zeros_is_irrelevant_not_infinite(dtype):
 
 @pytest.mark.parametrize("share", [*SHARES, ["layer", "weight"], ["weight", "layer"]])
 def test_groups_of_many_weights_do_not_overflow(share):
-    """exp(80) of 90,000 weights has no sum in float32, but a mean."""
+    """The sum of exp(80) over 90,000 weights overflows float32, but the mean does not."""
     for prior in ("ard", "log-uniform"):
         layer = VariationalLinear(300, 300, prior=prior, share=share, log_sigma2=80.0)
         layer.kl().backward()

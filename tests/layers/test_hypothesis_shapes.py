@@ -1,4 +1,4 @@
-"""Shapes, groups and padding that no list of cases thinks of: the layer against torch.nn, with and without variance."""
+"""Shapes, groups and padding beyond any list of cases: the layer against torch.nn, with and without variance."""
 
 import torch
 from hypothesis import assume, given, settings
@@ -44,10 +44,10 @@ def test_any_convolution(made):
     try:
         expected = dense(x)
     except RuntimeError:
-        assume(False)  # a shape that torch itself refuses
+        assume(False)  # torch itself refuses this shape
     layer = VARIATIONAL_CLASSES[type(dense)].from_dense(dense)
     layer.log_sigma2.data.normal_(-3, 1)
-    # The first two moments, written with torch.nn's own forward on the squares.
+    # The first two moments, with torch.nn's own forward on the squares.
     sigma2 = layer.log_sigma2.detach().exp()
     spread = layer._transform(x.square(), sigma2, None).sqrt()
     torch.manual_seed(11)

@@ -1,4 +1,4 @@
-"""Convolutions of wide kernels in bfloat16, which some CPUs get wrong: held against float64, on whatever CPU this is."""
+"""Wide kernels in bfloat16, whose convolutions some CPUs compute wrongly: against float64, whatever CPU this is."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from svdcompress import convert
 from svdcompress.layers import arranged_convolutions, in_parts
 
 CHANNELS, OUTPUTS, KERNEL, LENGTH = 768, 128, 64, 127
-"""With torch 2.13 a CPU with AMX makes 64 times the result of this one."""
+"""For these sizes, torch 2.13 on a CPU with AMX returns 64 times the result."""
 
 ROUNDED = 0.01
 
@@ -55,7 +55,7 @@ def test_an_input_without_a_batch_and_a_kernel_in_two_dimensions(wide):
 
 
 def counted(x, weight, bias=None, **more):
-    """How many convolutions one is made of."""
+    """The number of convolutions that one is split into."""
     calls = []
     in_parts(lambda *given: calls.append(given) or F.conv1d(*given, **more), x, weight, bias)
     return len(calls)
@@ -72,7 +72,7 @@ def test_only_wide_kernels_over_many_channels_in_bfloat16_are_divided(wide):
     with torch.autocast("cpu", torch.float16):
         assert counted(x, weight, bias) == 1
     half = weight[:, : CHANNELS // 2].bfloat16()
-    assert counted(x.bfloat16(), half, groups=2) == 1  # a group has its own channels
+    assert counted(x.bfloat16(), half, groups=2) == 1  # each group has its own channels
 
 
 @pytest.mark.parametrize("dims", [1, 2])
@@ -91,7 +91,7 @@ def test_layers_compute_in_autocast_what_float32_does(wide, dims):
 
 
 def test_variances_in_bfloat16_are_as_large_as_in_float32(wide):
-    """A layer's noise is computed in bfloat16 where a CPU is fast at it, in training in float32 too."""
+    """A layer's noise is computed in bfloat16 if the CPU is fast at it, even when training in float32."""
     x, _, _ = wide
     deviations = {}
     for dtype in ("float32", "bfloat16"):

@@ -1,4 +1,4 @@
-"""Changes in place of what a layer returned, in training: as with the dense layer."""
+"""In-place changes of a layer's output in training work as with the dense layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def zeroed(y):
 @pytest.mark.parametrize("change", [F.relu_, zeroed, lambda y: y.add_(1.0).mul_(2.0)], ids=["relu", "slice", "arithmetic"])
 @pytest.mark.parametrize("case", CASES)
 def test_changes_in_place_are_those_of_the_dense_layer(case, change):
-    """With almost no noise, values and gradients are the dense layer's."""
+    """With almost no noise, values and gradients are those of the dense layer."""
     make, shape = CASES[case]
     torch.manual_seed(0)
     dense = make().double()

@@ -1,4 +1,4 @@
-"""The contract that every variational layer keeps, held against an oracle that draws weights and calls torch.nn."""
+"""The contract of every variational layer, against an oracle that draws weights and calls torch.nn."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ def case(request):
 
 
 def gradients(case, layer, draws_of, rounds=12, draws=150):
-    """Gradients (rounds, numbers) of a loss with a quadratic part, averaged over draws, by x and every parameter."""
+    """Gradients (rounds, numbers) of a loss with a quadratic part, averaged over draws, for x and every parameter."""
     found = []
     for _ in range(rounds):
         x = case.x().requires_grad_()
@@ -45,9 +45,9 @@ class TestContract:
         assert ours.shape == oracle.shape
         exact = case.dense(layer)(x)
         assert ((ours.mean(0) - exact).abs() / (oracle.std(0) / DRAWS**0.5 + 1e-6)).max() < 5
-        some = oracle.std(0) > 1e-6  # output_padding makes outputs that no weight reaches
+        some = oracle.std(0) > 1e-6  # with output_padding, some outputs depend on no weight
         assert (ours.std(0)[~some] < 1e-6).all()
-        # The standard error of the logarithm of a variance of normal numbers is sqrt(2 / draws), here twice.
+        # The standard error of a normal sample's log variance is sqrt(2 / draws); here there are two of them.
         assert (ours.var(0) / oracle.var(0)).log()[some].abs().max() < 5 * (4 / DRAWS) ** 0.5
 
     def test_training_and_inference_draw_alike(self, case):
@@ -62,7 +62,7 @@ class TestContract:
         layer = case.layer()
         ours, oracle = gradients(case, layer, layer_draws), gradients(case, layer, weight_draws)
         assert ours.abs().mean(0).min() > 0
-        assert largest_z(ours, oracle) < 7  # of several hundred t statistics with 22 degrees of freedom
+        assert largest_z(ours, oracle) < 7  # several hundred t statistics with 22 degrees of freedom
 
     def test_gradcheck(self, case):
         layer, x = case.layer().double(), case.x().double().requires_grad_()
@@ -107,7 +107,7 @@ class TestContract:
         dense = case.dense(layer)
         dense.weight.data.mul_(keep)
         assert torch.equal(layer(x), dense(x))
-        layer.weight.data.mul_(2)  # seen at once, whatever was computed before
+        layer.weight.data.mul_(2)  # the change takes effect at once, whatever was computed before
         layer.threshold = dict.fromkeys(layer.threshold, 100.0)
         assert torch.equal(layer(x), case.dense(layer)(x))
 

@@ -19,14 +19,14 @@ DRAWS = 3000
 
 
 def layer_of(case, posterior: str):
-    """In train mode, with variances that differ from weight to weight."""
+    """A layer in train mode, with a different variance for each weight."""
     layer = case.layer(spread=1.5)
     set_posterior([layer], posterior)
     return layer
 
 
 def variances(layer) -> Tensor:
-    """The oracle: the variance of each weight, by loops over the canonical view where it is made of two terms."""
+    """The oracle: the variance of each weight; for two terms, by loops over the canonical view."""
     if layer.posterior == "independent":
         return layer.log_sigma2.detach().exp()
     row, column = layer.log_sigma2_row.detach(), layer.log_sigma2_column.detach()
@@ -41,7 +41,7 @@ def variances(layer) -> Tensor:
 
 
 def samples(case, layer, x: Tensor, spread: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
-    """Outputs (DRAWS, *output) of the dense layer with weights, and inputs, of their own in each."""
+    """Outputs (DRAWS, *output) of the dense layer, with weights and inputs drawn for each."""
     torch.manual_seed(5)
     weights = layer.weight.detach() + variances(layer).sqrt() * torch.randn(DRAWS, *layer.weight.shape)
     weights = weights if keep is None else weights * keep
@@ -54,7 +54,7 @@ def samples(case, layer, x: Tensor, spread: Tensor | None = None, keep: Tensor |
 
 
 def agree(moments, oracle: Tensor) -> None:
-    some = oracle.std(0) > 1e-6  # output_padding makes outputs that no weight reaches
+    some = oracle.std(0) > 1e-6  # with output_padding, some outputs depend on no weight
     assert ((moments.mean - oracle.mean(0)).abs() / (oracle.std(0) / DRAWS**0.5 + 1e-6)).max() < 5
     assert (moments.variance[~some] < 1e-12).all()
     kurtosis = ((oracle - oracle.mean(0)) ** 4).mean(0)[some] / oracle.var(0)[some] ** 2
@@ -94,14 +94,14 @@ class TestMoments:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 class TestRankOne:
     def twin(self, layer):
-        """The layer with the same variances as a number for each weight."""
+        """The layer with the same variances, stored for each weight."""
         twin = copy.deepcopy(layer)
         set_posterior([twin], "independent")
         assert torch.allclose(twin.log_sigma2, variances(layer).log(), atol=1e-5)
         return twin
 
     def test_training_draws_as_a_layer_of_the_same_variances(self, case):
-        """By the same noise; the gradient of a term is the sum of those of the variances that have it."""
+        """With the same noise; the gradient of a term is the sum of the gradients of the variances that contain it."""
         layer = layer_of(case, "rank-one")
         twin = self.twin(layer)
         found = []
@@ -168,7 +168,7 @@ class TestRankOne:
 
 
 def test_the_fit_of_variances_that_are_no_sum_is_the_nearest():
-    """Least squares: no other pair of terms is nearer."""
+    """Least squares: no other pair of terms is closer."""
     layer = CASES["conv2d-groups"].layer(spread=2.0)
     wanted = layer.log_sigma2.detach().clone()
     set_posterior([layer], "rank-one")

@@ -1,4 +1,4 @@
-"""Variances of 0 and next to it: no noise that shows, at any scale, and gradients that stay finite."""
+"""Variances at or near 0: no visible noise at any scale, and finite gradients."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from svdcompress.uncertainty import mc_predict
 
 @pytest.mark.parametrize("members", [False, True])
 def test_an_irrelevant_column_of_large_numbers_has_no_noise(members):
-    """Seconds since 1970, which a mask leaves out."""
+    """For example seconds since 1970, which a mask leaves out."""
     model = svdc.convert(nn.Sequential(nn.Linear(2, 1, bias=False)), log_sigma2=-4.0).eval()
     model[0].weight.data = torch.tensor([[0.0, 1.0]])
     got = mc_predict(model, torch.tensor([[1.7e9, 1.0]]), 2000, task="regression", members=members)
@@ -36,11 +36,11 @@ def test_gradients_where_the_variance_is_0(posterior, mode, dtype):
     torch.manual_seed(0)
     layer = svdc.convert(nn.Linear(5, 3).to(torch.float32), log_sigma2=-4.0, posterior=posterior).to(dtype)
     mask = torch.ones(3, 5, dtype=torch.bool)
-    mask[0] = False  # an output of which nothing is left
+    mask[0] = False  # an output without any weights
     svdc.hold(layer, {"": mask})
     x = torch.randn(4, 5, dtype=dtype)
-    x[1] = 0  # an example that says nothing
-    x[2] = 1e-25  # whose square is 0 in float32
+    x[1] = 0  # an all-zero example
+    x[2] = 1e-25  # its square is 0 in float32
     x.requires_grad_()
     if mode == "train":
         y = layer.train()(x)

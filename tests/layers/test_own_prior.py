@@ -1,4 +1,4 @@
-"""A prior and posteriors that this file alone defines: they train, prune, save, load, sample and export."""
+"""A prior and posteriors that only this file defines: they train, prune, save, load, sample and export."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PerOutput(Posterior):
 
 
 class Waves(Posterior):
-    """A few numbers for a whole layer, which no axis of the weight tells how to cut."""
+    """A few numbers for a whole layer, which cannot be cut along any axis of the weight."""
 
     name = "test-waves"
     parameters = ("waves",)
@@ -81,14 +81,14 @@ def net() -> nn.Sequential:
 
 
 def converted(posterior) -> nn.Sequential:
-    """Our prior and posterior in the first two layers, beside ordinary ones."""
+    """Our prior and posterior in the first two layers, next to ordinary ones."""
     model = net()
     svdc.convert(model, include=["0", "3"], prior=Fixed(0.3), posterior=posterior)
     return svdc.convert(model, include=["5"], log_sigma2=-8.0)
 
 
 def variances(layer) -> Tensor:
-    """The oracle: variance of each weight from the layer's own numbers, written out."""
+    """The oracle: the variance of each weight from the layer's own parameters, written out."""
     name = layer.posterior.name
     if name == "test-per-output":
         rows = [row.item() for row in layer.log_sigma2_output.flatten()]
@@ -102,7 +102,7 @@ def variances(layer) -> Tensor:
 
 @torch.no_grad()
 def draws(model: nn.Sequential, x: Tensor, count: int) -> Tensor:
-    """Outputs (count, batch, 3), each of one explicit draw of all weights."""
+    """Outputs (count, batch, 3), each from one explicit draw of all weights."""
     kept = {layer: (layer.relevant(), variances(layer).sqrt()) for layer in model if hasattr(layer, "log_sigma2")}
     found = []
     for _ in range(count):
@@ -125,7 +125,7 @@ def same_moments(ours: Tensor, oracle: Tensor) -> None:
     """z-tests of mean and variance; ours, oracle: (draws, ...)."""
     spread = (oracle.var(0) * (1 / len(ours) + 1 / len(oracle))).sqrt()
     assert ((ours.mean(0) - oracle.mean(0)).abs() / spread).max() < 5
-    noise = (2 / len(ours) + 2 / len(oracle)) ** 0.5 * 2  # of the logarithm of a variance, with room for heavy tails
+    noise = (2 / len(ours) + 2 / len(oracle)) ** 0.5 * 2  # of a log variance, with room for heavy tails
     assert (ours.var(0) / oracle.var(0)).log().abs().max() < 4 * noise
 
 
@@ -150,7 +150,7 @@ def test_from_training_to_files(posterior, tmp_path):
     model, dense = converted(posterior), net()
     x, y = torch.randn(16, 1, 6, 6), torch.randint(0, 3, (16,))
 
-    # Training: the variances move, in the direction of the gradient of the objective.
+    # Training: the variances move in the direction of the objective's gradient.
     elbo = svdc.ELBO(model, nn.CrossEntropyLoss(), num_examples=20_000)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     before = [variances(layer) for layer in (model[0], model[3], model[5])]
@@ -171,7 +171,7 @@ def test_from_training_to_files(posterior, tmp_path):
         ours = torch.stack([model(some) for _ in range(600)])
     same_moments(ours, draws(model, some, 600))
 
-    # Pruning: the pruned model computes what the masked one does, and draws alike.
+    # Pruning: the pruned model computes the same as the masked model and draws from the same distribution.
     masks = {name: mask.clone() for name, mask in svdc.relevance(model, 100.0).items()}
     masks["0"][2], masks["3"][[1, 4, 7]], masks["5"][:, 9] = False, False, False
     masks["3"] &= torch.rand(12, 96) > 0.2
@@ -187,7 +187,7 @@ def test_from_training_to_files(posterior, tmp_path):
     assert [note for note in small.pruning.notes if "its posterior is independent now" in note] == small.pruning.notes
     assert bool(small.pruning.notes) is not cuttable
 
-    # Files: exact, beside ordinary layers, onto a dense model and onto a converted one.
+    # Files: exact, with ordinary layers too, loaded into a dense model and a converted one.
     for one, start in ((model, net()), (small, dense), (small, svdc.convert(net()))):
         svdc.save(one, tmp_path / "m.safetensors")
         again = svdc.load(tmp_path / "m.safetensors", start).eval()
@@ -277,14 +277,14 @@ def test_parameters_of_other_lengths_are_refused(tmp_path):
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(ModelError, match="share: the prior 'test-fixed' has none for 'input'"):
+    with pytest.raises(ModelError, match="share: the prior 'test-fixed' does not support 'input'"):
         svdc.convert(net(), prior=Fixed(), share="input")
     with pytest.raises(ModelError, match="posterior: unknown 'low-rank'; use one of independent, rank-one"):
         svdc.convert(net(), posterior="low-rank")
     model = net()
 
     class Nameless(Prior):
-        """Of no name."""
+        """A prior without a name."""
 
     with pytest.raises(ModelError, match="Nameless has no name of its own"):
         svdc.convert(model, prior=Nameless())
@@ -310,7 +310,9 @@ def test_what_does_not_go_together_is_refused():
 
 def test_a_second_conversion_with_another_posterior_is_an_error():
     model = svdc.convert(net(), posterior="rank-one")
-    with pytest.raises(ModelError, match="with posterior='rank-one'; another conversion does not make it 'independent'"):
+    with pytest.raises(
+        ModelError, match="with posterior='rank-one'; converting it again does not change this to 'independent'"
+    ):
         svdc.convert(model)
     svdc.convert(model, posterior="rank-one")
 
@@ -335,7 +337,7 @@ def test_tied_layers_share_the_parameters_of_a_posterior():
 
 
 def test_models_that_were_pickled_before_and_what_dynamo_reads():
-    """Up to torch 2.11 Dynamo takes what __dict__ holds under a property's name for that property, without end."""
+    """Up to torch 2.11, Dynamo takes an entry of __dict__ under a property's name for that property and recurses endlessly."""
     model = converted("independent")
     layer = model[0]
     assert not {name for name in vars(layer) if isinstance(getattr(type(layer), name, None), property)}

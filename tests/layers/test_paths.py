@@ -1,4 +1,4 @@
-"""`sampling` with models that take other paths from call to call: weights are drawn wherever they meet a row more than once."""
+"""`sampling` with models whose path varies between calls: weights are drawn wherever they meet a row more than once."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ def seeded(seed=0):
 
 
 def converted(model):
-    nn.init.ones_(model.linear.weight)  # so that none is irrelevant
+    nn.init.ones_(model.linear.weight)  # so that no weight is irrelevant
     return svdc.convert(model, log_sigma2=-2.0).eval()
 
 
 class Flag(nn.Module):
-    """The mean over 32 tokens of a map, or the map of their mean."""
+    """Either the mean over tokens of a map, or the map of their mean."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Flag(nn.Module):
 
 
 class Steps(nn.Module):
-    """As many uses of one weight as a value of the inputs says."""
+    """Uses one weight as many times as the inputs say."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def test_values_that_lead_elsewhere_are_seen_in_the_call_itself(before):
     with torch.no_grad(), svdc.sampling(model, generator=seeded()):
         if before:
             model(x, one)
-            model(x, 16 * one)  # the one that tells
+            model(x, 16 * one)  # this call reuses the weight
         draws = torch.stack([model(x, 16 * one) for _ in range(500)])
     assert float(draws.std(0).mean()) == pytest.approx(8**0.5 * float(STD), rel=0.1)
 

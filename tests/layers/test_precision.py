@@ -29,7 +29,7 @@ def gradients(layer, x, scale=1.0):
 
 
 def close(ours, theirs, tolerance):
-    """Within a tolerance of the largest value."""
+    """Check equality to within a tolerance of the largest value."""
     return all((one - other).abs().max() <= tolerance * other.abs().max() for one, other in zip(ours, theirs, strict=True))
 
 
@@ -72,7 +72,7 @@ def test_auto_takes_bfloat16_where_it_is_fast_and_large(monkeypatch):
 
 @pytest.mark.parametrize("name", SOME)
 def test_size_of_the_matrix_product(name):
-    """Twice rows x inputs x outputs is what torch counts as the operations of the map."""
+    """2 x rows x inputs x outputs is the number of operations that torch counts for the map."""
     from torch.utils.flop_counter import FlopCounterMode
 
     case = CASES[name]
@@ -101,7 +101,7 @@ def test_unknown_variance_dtype():
 def test_autocast(case, dtype):
     with torch.autocast("cpu", dtype):
         assert case.layer()(case.x()).dtype == case.dense(case.layer())(case.x()).dtype == dtype
-        inside = gradients(case.layer(), case.x(), scale=2.0**5)  # backward under autocast too, as some scripts do
+        inside = gradients(case.layer(), case.x(), scale=2.0**5)  # the backward pass under autocast too, as in some scripts
     layer = case.layer()
     with torch.autocast("cpu", dtype):
         torch.manual_seed(3)
@@ -110,7 +110,7 @@ def test_autocast(case, dtype):
     outside = [y.detach().float(), *(parameter.grad.float() / 2.0**5 for parameter in layer.parameters())]
     assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
     for found in (inside, outside):
-        # The generator gives other numbers in another dtype: only what is without noise can be compared one by one.
+        # The generator gives other numbers in another dtype: only noise-free values can be compared one by one.
         assert all(value.isfinite().all() for value in found)
     quiet = case.layer()
     quiet.log_sigma2.data.fill_(-60.0)
@@ -121,7 +121,7 @@ def test_autocast(case, dtype):
 
 
 def test_float16_autocast_keeps_small_variances(case):
-    """exp(-20) and squares of small numbers have no room in float16: the variance must not be computed in it."""
+    """float16 cannot represent exp(-20) or squares of small numbers: the variance must not be computed in it."""
     layer = case.layer()
     layer.weight.data.zero_()
     if layer.bias is not None:
@@ -149,7 +149,7 @@ def test_autocast_in_eval_and_sampling(case):
 
 
 def test_noise_has_the_order_of_its_tensor_in_memory():
-    """torch fills anything but contiguous memory several times slower."""
+    """torch is several times slower at filling memory that is not contiguous."""
     from svdcompress.layers._reparam import _half_noise, normal_like
 
     x = torch.empty(40, 8, 9, 7).to(memory_format=torch.channels_last)
@@ -159,7 +159,7 @@ def test_noise_has_the_order_of_its_tensor_in_memory():
 
 
 def test_gradients_of_the_kl_can_be_added_to_in_place():
-    """Autograd copies a gradient that is a view of something before it adds another to it."""
+    """Autograd copies a gradient that is a view before it adds another gradient to it."""
     for layer in (VariationalLinear(3, 4), VariationalConv2d(4, 4, 3, groups=2, share=["weight", "input"])):
         for grad in torch.autograd.grad(layer.kl(), [layer.weight, layer.log_sigma2]):
             assert grad._base is None and grad.untyped_storage().nbytes() == grad.numel() * 4
@@ -190,7 +190,7 @@ def test_channels_last():
     assert expected.shape == layer(x).shape and torch.allclose(layer(x), layer.train()(x), atol=1e-6)
 
 
-# Checkpointing, accumulation, optimisers
+# Checkpointing, accumulation, optimizers
 
 
 def network():
@@ -252,12 +252,12 @@ def test_two_backward_passes_through_one_graph():
 def test_second_derivatives_are_refused_not_wrong():
     model, x = network()
     (grad,) = torch.autograd.grad(model(x).square().sum(), [model[0].weight], create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives do not go through"):
+    with pytest.raises(RuntimeError, match="second derivatives are not supported through"):
         grad.sum().backward()
     converted = svdc.convert(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), include=["2"], log_sigma2=-30.0)
-    x = torch.rand(8, 4, requires_grad=True)  # a penalty on the gradient by the inputs, behind a constant
+    x = torch.rand(8, 4, requires_grad=True)  # a penalty on the gradient with respect to the inputs, behind a constant
     (slope,) = torch.autograd.grad(converted(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"go through the layers \(docs/guides"):
+    with pytest.raises(RuntimeError, match=r"work through the layers \(docs/guides"):
         torch.autograd.grad(slope.square().sum(), converted[2].weight)
 
 
@@ -268,7 +268,7 @@ def test_second_derivatives_are_refused_not_wrong():
     ids=str,
 )
 def test_second_derivatives_of_the_kl_are_refused_beside_right_ones_of_the_layers(how, masked):
-    """A Hessian by the loss's graph would lack all of the KL's, which torch says nothing of behind a constant gradient."""
+    """A Hessian from the loss's graph would lack the KL's part, which torch does not report behind a constant gradient."""
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Linear(30, 2), nn.Tanh(), nn.Linear(2, 2)), **how).eval()
     if masked:
@@ -279,12 +279,12 @@ def test_second_derivatives_of_the_kl_are_refused_beside_right_ones_of_the_layer
     assert torch.autograd.grad(grad.sum(), weight)[0].abs().max() > 0
     for own in (weight, next(iter(model[0].variance_parameters().values()))):
         (grad,) = torch.autograd.grad(svdc.ELBO(model, nll, 10)(model(x), y), own, create_graph=True)
-        with pytest.raises(RuntimeError, match="second derivatives do not go through the KL"):
+        with pytest.raises(RuntimeError, match="second derivatives are not supported through the KL"):
             torch.autograd.grad(grad.sum(), own)
 
 
 def test_what_is_kept_for_the_backward():
-    """Beside what the dense layer keeps: one number for each output, nothing of the weight's size."""
+    """Beyond what the dense layer keeps: one number for each output, nothing of the weight's size."""
     for kind in (nn.Linear, nn.Conv2d):
         dense = nn.Linear(50, 40) if kind is nn.Linear else nn.Conv2d(5, 8, 3)
         x = torch.randn(7, 50) if kind is nn.Linear else torch.randn(2, 5, 6, 6)

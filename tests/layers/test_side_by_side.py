@@ -1,4 +1,4 @@
-"""Images laid side by side for a convolution, held against the convolution itself in float64."""
+"""Images laid side by side for a convolution, against the convolution itself in float64."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ EXACT = 1e-12
 
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch):
-    """As on a CPU that multiplies tiles, whichever this is, and from few weights on."""
+    """Pretend that the CPU multiplies tiles, and use the method even for few weights."""
     for module in (_arranged, _side_by_side):
         monkeypatch.setattr(module, "AMX", True)
     monkeypatch.setattr(_side_by_side, "MANY", 30)
@@ -58,9 +58,9 @@ LEFT = [
     (random(1, 8, 4, 4), random(6, 8, 3, 3), (1, 1, 1, 1)),  # one image
     (random(0, 8, 4, 4), random(6, 8, 3, 3), (1, 1, 1, 1)),  # none
     (random(8, 4, 4), random(6, 8, 3, 3), (1, 1, 1, 1)),  # without a batch
-    (random(5, 8, 4, 4), random(60, 8, 1, 1), (1, 0, 1, 1)),  # is a product already
+    (random(5, 8, 4, 4), random(60, 8, 1, 1), (1, 0, 1, 1)),  # a matrix product already
     (random(5, 8, 4, 4), random(1, 8, 3, 3), (1, 1, 1, 1)),  # few weights
-    (random(5, 8, 4, 4), random(6, 8, 2, 2), (1, 2, 1, 1)),  # windows that see nothing but padding
+    (random(5, 8, 4, 4), random(6, 8, 2, 2), (1, 2, 1, 1)),  # windows that contain nothing but padding
     (random(5, 8, 2, 2), random(6, 8, 3, 3), (1, 0, 1, 1)),  # torch refuses it
 ]
 
@@ -71,7 +71,7 @@ def test_what_it_is_not_for_is_left(x, weight, more):
 
 
 class Recorded(nn.Module):
-    """Two convolutions, whose inputs are looked at."""
+    """Two convolutions whose inputs are recorded."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers as matrix products: rows of the output are what `windows` says they are made of, times the weight."""
+"""Layers as matrix products: output rows are the inputs listed by `windows`, times the weight."""
 
 from __future__ import annotations
 

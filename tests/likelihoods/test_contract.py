@@ -1,4 +1,4 @@
-"""What every likelihood keeps to, one of the user's own among them: against torch.distributions and plain numpy."""
+"""The contract of every likelihood, including one of the user's own: against torch.distributions and plain numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svdcompress.likelihoods import Binary, Classification, Gaussian, Likelihood
 
 
 class Counts(Likelihood):
-    """A log rate for each count."""
+    """Outputs are the log rates of counts."""
 
     name = "counts-of-the-test"
 
@@ -50,7 +50,7 @@ def normal(mean, log_variance):
 
 
 HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
-# name: (likelihood, shape of an output, its distribution by hand, what the loss leaves out)
+# name: (likelihood, output shape, its distribution by hand, constant that the loss omits)
 CASES = {
     "classification": (Classification(), (6, 4), lambda y: Categorical(logits=y), 0.0),
     "classes of tokens": (Classification(-1), (6, 3, 4), lambda y: Categorical(logits=y), 0.0),
@@ -110,13 +110,13 @@ def test_an_output_in_the_targets_own_units_is_of_the_scaled_variable(name):
     output, shift, scale = torch.randn(shape, generator=seeded(1)), 30.0, 4.0
     before, after = (distribution(each) for each in (output, likelihood.in_units(output, shift, scale)))
     torch.testing.assert_close(after.mean, before.mean * scale + shift)
-    if name != "regression":  # whose noise is not in its output
+    if name != "regression":  # its noise is not part of the output
         torch.testing.assert_close(after.stddev, before.stddev * scale)
 
 
 @pytest.mark.parametrize("likelihood", [Regression(tau=4.0), Regression(), Gaussian(), Counts()], ids=repr)
 def test_metrics_in_other_units_are_of_the_scaled_targets(likelihood):
-    """A density of `scale * y` is that of y over the scale."""
+    """The density of `scale * y` is that of y divided by the scale."""
     first, second, count = 18.0, 30.0, 20.0
     plain_ones, scaled = (likelihood.metrics(first, second, count, scale) for scale in (1.0, 3.0))
     assert scaled["rmse"] == pytest.approx(3 * plain_ones["rmse"])
@@ -124,7 +124,7 @@ def test_metrics_in_other_units_are_of_the_scaled_targets(likelihood):
 
 
 def plain(likelihood, distribution, draws):
-    """The statistics of draws (S, B, ...) by their definitions, in numpy."""
+    """The statistics of draws (S, B, ...) from their definitions, in numpy."""
     made = [distribution(draw.double()) for draw in draws]
     if likelihood.classes:
         p = np.stack([each.probs.numpy() for each in made])
@@ -225,7 +225,7 @@ def test_a_model_that_has_a_likelihood_needs_no_task(tmp_path):
     svdc.set_likelihood(model, "regression", tau=4.0)
     assert float(svdc.mc_predict(model, x, 10).aleatoric.max()) == 0.25
     assert float(svdc.mc_predict(model, x, 10, tau=2.0).aleatoric.max()) == 0.5
-    assert float(svdc.mc_predict(model, x, 10, task="regression").aleatoric.max()) == 0.0  # a task forgets the settings
+    assert float(svdc.mc_predict(model, x, 10, task="regression").aleatoric.max()) == 0.0  # passing a task resets the settings
     svdc.set_likelihood(model, None)
     svdc.save(model, tmp_path / "model.safetensors")
     assert "likelihood" not in svdc.read_manifest(tmp_path / "model.safetensors")
@@ -256,12 +256,12 @@ def test_a_tau_for_each_output_and_one_of_numpy(tmp_path):
     model = svdc.set_likelihood(svdc.convert(nn.Linear(4, 2)).eval(), "regression", tau=[1.0, 100.0])
     found = svdc.mc_predict(model, torch.ones(3, 4), 5)
     assert found.aleatoric[0].tolist() == pytest.approx([1.0, 0.01])
-    svdc.export_onnx(model, tmp_path / "model.onnx", torch.ones(2, 4))  # holds no noise
+    svdc.export_onnx(model, tmp_path / "model.onnx", torch.ones(2, 4))  # contains no noise
     with pytest.raises(UsageError, match="is not a precision; it is one number"):
         svdc.export_onnx(model, tmp_path / "mc.onnx", torch.ones(2, 4), monte_carlo=True)
     own = likelihood_of(model)
     for use in (lambda: own.nll(torch.zeros(3, 2), torch.ones(3, 2)), lambda: own.metrics(1.0, 1.0, 3.0)):
-        with pytest.raises(UsageError, match=r"tau: .* one number for all outputs"):
+        with pytest.raises(UsageError, match=r"tau: .* a single number for all outputs"):
             use()
     svdc.save(
         svdc.set_likelihood(model, Regression(tau=np.float32(2.0), mean_tau=torch.tensor([1.0, 3.0]))),
@@ -321,7 +321,7 @@ def test_a_likelihood_of_the_users_own_from_training_to_files(tmp_path):
     found = svdc.mc_predict(model, x, 400, generator=seeded(2))
     assert found.task == Counts.name
     assert float((found.mean - rate).abs().mean() / rate.mean()) < 0.15
-    torch.testing.assert_close(found.aleatoric, found.mean)  # of a Poisson distribution
+    torch.testing.assert_close(found.aleatoric, found.mean)  # a Poisson distribution
     torch.testing.assert_close(found.variance, found.aleatoric + found.epistemic)
     propagated = svdc.mc_predict(model, x, 400, method="moments", generator=seeded(3))
     assert float((propagated.mean - found.mean).abs().mean() / rate.mean()) < 0.05

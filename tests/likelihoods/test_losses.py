@@ -1,4 +1,4 @@
-"""Losses by name against torch's own and torch.distributions."""
+"""Losses by name, against torch's own and torch.distributions."""
 
 import pytest
 import torch

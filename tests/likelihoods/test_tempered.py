@@ -1,4 +1,4 @@
-"""Temperatures and noise of the mean, as likelihoods keep them, against plain arithmetic."""
+"""Temperatures and noise of the mean, as stored in likelihoods, against plain arithmetic."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_a_task_that_is_given_forgets_it():
 def test_moments_spread_with_the_square():
     model, x = network(), torch.randn(5, 4)
     halved = network()
-    with torch.no_grad():  # the last layer divided by 2: the same as a temperature of 2
+    with torch.no_grad():  # dividing the last layer by 2 equals a temperature of 2
         halved[2].weight.div_(2), halved[2].bias.div_(2), halved[2].log_sigma2.sub_(2 * torch.tensor(2.0).log())
     set_likelihood(model, Classification(temperature=2.0))
     ours, theirs = (
@@ -173,7 +173,7 @@ def test_an_output_with_a_name_keeps_it(tmp_path):
 
 
 class Pair(nn.Module):
-    """A network that gives means and log variances as two outputs."""
+    """A network that returns means and log variances as two outputs."""
 
     def __init__(self):
         super().__init__()

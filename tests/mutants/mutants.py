@@ -1,12 +1,12 @@
-"""A hundred small breaks of the package, and which of them no test notices: `make mutants`.
+"""A hundred small mutations of the package, and which of them no test notices: `make mutants`.
 
-Mutants are drawn by a seed, ten in each of ROOMS. Tests run against each, the nearest to the broken function first
-(nearest.py), until one fails or SECONDS of them noticed nothing. In the end the tests that failed run once without any mutant:
-one that fails then too noticed nothing. results/mutants.md lists the survivors with what reasons.yaml here says of them;
-mutants.json keeps what was found, and goes on from there after a stop. Exits with 1 where a survivor has no reason.
+Mutants are drawn from a seed, ten in each of ROOMS. Tests run against each, those nearest to the mutated function first
+(nearest.py), until one fails or they have run for SECONDS. At the end the tests that failed run once without any mutant: a
+test that fails then too does not count. results/mutants.md lists the survivors with their reasons from reasons.yaml here;
+mutants.json stores the results, so that a stopped run can be continued. Exits with 1 if a survivor has no reason.
 
-Why not mutmut or cosmic-ray: the first wraps each function, which torch.compile and signatures do not survive; the second runs
-one command for all mutants, and neither draws a hundred or picks a function's tests.
+Why not mutmut or cosmic-ray: the first wraps each function, which breaks torch.compile and signatures; the second runs one
+command for all mutants; and neither draws a hundred or picks a function's tests.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ BESIDE = {
     "svdcompress/train/_threads.py": ("train/test_thread_trial.py",),
     "svdcompress/train/_state.py": ("train/test_fit.py", "pipeline/test_hand_edited.py"),
 }
-"""Files whose tests are those of another room, or mention none of its names."""
+"""The tests of files that are tested in another room, or whose tests mention none of their names."""
 
 START = 5
-"""Seconds of the processor's time that pytest may take to begin."""
+"""Seconds of processor time that pytest may take to start."""
 
 SECONDS = 30
-"""Of the processor's time, that tests run against a mutant; and so many of them at most:"""
+"""Processor time for tests against a mutant. MOST_TESTS is their largest number:"""
 
 MOST_TESTS = 60
 
 BYTES = 12 * 2**30
-"""Addresses that they may have: a mutant may have lost the check that kept a file's promises from being allocated."""
+"""Address space for the tests: a mutant may have lost the check that limits the memory a file can ask for."""
 
 ENOUGH = 99
-"""Pytest's exit status where the time was up."""
+"""Pytest's exit status when the time is up."""
 
 LIBRARIES = ("numpy", "torch", "onnx", "onnxruntime", "onnxscript", "safetensors.torch", "pydantic", "yaml", "accelerate",
              "torchmetrics", "rich.console", "typer", "pandas", "sklearn.datasets", "PIL.Image", "hypothesis", "pytest",
@@ -74,7 +74,7 @@ LIBRARIES = ("numpy", "torch", "onnx", "onnxruntime", "onnxscript", "safetensors
 
 
 def main() -> int:
-    """Draw, break, test, write."""
+    """Draw mutants, test them and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", default=list(ROOMS), metavar="ROOM", help=", ".join(ROOMS))
     parser.add_argument("--count", type=int, default=10, help="mutants of each room")
@@ -107,12 +107,12 @@ def main() -> int:
 
 
 def room_of(file: str) -> str:
-    """The room that a file is in, or is."""
+    """The room of a file: its folder or its own name."""
     return file.split("/")[1].removesuffix(".py")
 
 
 def draw(room: str, count: int, seed: int) -> list[Mutant]:
-    """So many mutants of a room, by chance, and as far as it goes no two of one function."""
+    """Draw `count` random mutants of a room, with no two in the same function as far as possible."""
     single = ROOT / "svdcompress" / f"{room}.py"
     files = [single] if single.is_file() else sorted((ROOT / "svdcompress" / room).rglob("*.py"))
     found = sorted((each for file in files for each in mutants(file, ROOT)), key=lambda each: each.order(seed))
@@ -123,9 +123,9 @@ def draw(room: str, count: int, seed: int) -> list[Mutant]:
 
 
 def copied(place: Path) -> Path:
-    """The files of the repository, in another folder, with bytecode that is checked by the source's hash.
+    """Copy the repository's files to another folder, with bytecode that is checked by the source's hash.
 
-    By the time of the source (the default) a mutant of the same size, made within the same second, would not be seen.
+    With the source's time (the default), a mutant of the same size made within the same second would go unnoticed.
     """
     names = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -139,13 +139,13 @@ def copied(place: Path) -> Path:
 
 
 def own_tests(file: str) -> tuple[str, ...]:
-    """The files and folders of tests of a room, or of a file whose tests are elsewhere."""
+    """The test files and folders of a file's room, or of a file whose tests are elsewhere."""
     room = room_of(file)
     return BESIDE.get(file) or (room, f"test_{room}.py")
 
 
 def tried(mutant: Mutant, place: Path, nearest: Nearest) -> dict[str, Any]:
-    """What the tests say of one mutant."""
+    """Test one mutant; returns its entry."""
     path = place / mutant.file
     source = path.read_text(encoding="utf-8")
     started = time.monotonic()
@@ -161,7 +161,7 @@ def tried(mutant: Mutant, place: Path, nearest: Nearest) -> dict[str, Any]:
 
 
 def sift(place: Path, kept: dict[str, dict[str, Any]]) -> None:
-    """Take out the mutants whose test fails in the unbroken copy too, of those for which nobody has looked yet."""
+    """Drop new mutants whose test also fails in the unmodified copy; mark the others as sure."""
     new = {key: entry for key, entry in kept.items() if "sure" not in entry}
     tests = sorted({entry["killed_by"] for entry in new.values() if "::" in entry["killed_by"]})
     _, failed = forked(place, tests, seconds=SECONDS * len(tests), first=False) if tests else (0, [])
@@ -173,17 +173,17 @@ def sift(place: Path, kept: dict[str, dict[str, Any]]) -> None:
 
 
 def forked(place: Path, tests: list[str], seconds: float = SECONDS, first: bool = True) -> tuple[int, list[str]]:
-    """How many tests of a copy of the repository passed, and which failed (first: no more than one); in a fork of this process.
+    """How many tests of a repository copy passed, and which failed (first: stop at the first failure); run in a fork.
 
-    No further test begins after so many seconds of the processor's time; after four times as many and START the fork is ended,
-    which is a failure too, and so is any other end of it.
+    No test starts after `seconds` of processor time. After four times that plus START the fork is killed, which counts as a
+    failure, as does any other abnormal end.
     """
     most = int(4 * seconds) + START
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (most, most))  # a fork's time begins at zero
+            resource.setrlimit(resource.RLIMIT_CPU, (most, most))  # a fork's time starts at zero
             resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
             _inside(place, tests, writing, seconds, first)
         finally:
@@ -222,7 +222,7 @@ def _inside(place: Path, tests: list[str], writing: int, until: float, first: bo
         str(place),
         *(each for each in sys.path if Path(each or ".").resolve() not in (ROOT, *Path(__file__).parents[:2])),
     ]
-    sys.dont_write_bytecode = False  # which pytest needs, to rewrite each file of tests once only
+    sys.dont_write_bytecode = False  # pytest needs it, so that each test file is rewritten only once
     for name in [each for each in sys.modules if each.partition(".")[0] in ("svdcompress", "nearest", "marks", "mutate")]:
         del sys.modules[name]
     null = os.open(os.devnull, os.O_WRONLY)
@@ -235,7 +235,7 @@ def _inside(place: Path, tests: list[str], writing: int, until: float, first: bo
 
 
 def write(drawn: list[Mutant], kept: dict[str, dict[str, Any]], given: argparse.Namespace) -> list[str]:
-    """mutants.json and mutants.md; gives the keys of survivors without a reason."""
+    """Write mutants.json and mutants.md; returns the keys of survivors without a reason."""
     entries = [kept[each.key] for each in drawn if each.key in kept]
     KEPT.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     reasons = (yaml.safe_load(REASONS.read_text(encoding="utf-8")) if REASONS.is_file() else None) or {}

@@ -1,4 +1,4 @@
-"""Small ways to break a Python file: a comparison turned, a number changed, a line left out. Each is an edit of the source."""
+"""Small ways to break a Python file: a comparison reversed, a number changed, a line removed. Each is an edit of the source."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NAMES = {
     "exp": "expm1", "log": "log1p", "log1p": "log", "sqrt": "abs", "square": "abs", "zeros": "ones", "ones": "zeros",
     "zeros_like": "ones_like", "ones_like": "zeros_like", "argmax": "argmin", "logical_and": "logical_or",
 }  # fmt: skip
-"""Functions and methods in whose place others stand."""
+"""Functions and methods, and their replacements."""
 
 DROPPED = {"abs", "clamp", "detach", "clone", "exp", "log", "sqrt", "square", "neg", "sort", "unique", "reciprocal", "eval",
            "double", "float"}  # fmt: skip
-"""Methods that are left out: `x.abs()` becomes `x`."""
+"""Methods whose calls are removed: `x.abs()` becomes `x`."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One edit. place: file and the function it is in ("" outside of all); the offsets are in characters of the file."""
+    """One edit. The file and the function it is in ("" outside of all); offsets are in characters of the file."""
 
     file: str
     function: str
@@ -45,22 +45,22 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What names it, as long as its function holds it."""
+        """Its identifier, as long as the function contains `old`."""
         return f"{self.file} {self.function}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
 
     def order(self, seed: int) -> str:
-        """A number by chance that other edits of the package do not change."""
+        """A pseudo-random sort key that other edits of the package do not change."""
         return hashlib.sha256(f"{seed}:{self.key}".encode()).hexdigest()
 
     def applied(self, source: str) -> str:
-        """The file with this edit. Raises ValueError where its place holds something else now."""
+        """The file with this edit. Raises ValueError if the source differs at its place."""
         if source[self.start : self.end] != self.old:
             raise ValueError(f"{self.file}:{self.line} does not hold {self.old}")
         return source[: self.start] + self.new + source[self.end :]
 
 
 def mutants(path: Path, root: Path) -> list[Mutant]:
-    """All edits of a file that leave it a program. Messages of errors, annotations and docstrings are left alone."""
+    """All edits of a file that leave it a valid program. Error messages, annotations and docstrings are left alone."""
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines(keepends=True)
     starts = [0]
@@ -84,7 +84,7 @@ def mutants(path: Path, root: Path) -> list[Mutant]:
 
 
 def _edits(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST, str]]:
-    """(function, node, what stands in its place) for a node and all within."""
+    """(function, node, replacement) for a node and all nodes within."""
     yield from ((function, node, text) for text in _changes(node))
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         function = f"{function}.{node.name}".lstrip(".")
@@ -93,7 +93,7 @@ def _edits(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST, str]]:
 
 
 def _inner(node: ast.AST) -> list[ast.AST]:
-    """The parts of a node that count."""
+    """The child nodes to mutate."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return []
     if isinstance(node, ast.FunctionDef):
@@ -119,7 +119,7 @@ def _inner(node: ast.AST) -> list[ast.AST]:
 
 
 def _changes(node: ast.AST) -> Iterator[str]:
-    """What may stand in a node's place."""
+    """The possible replacements of a node."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         yield _with(node, ops=[COMPARISONS[type(node.ops[0])](), *node.ops[1:]])
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS and not _texts(node):
@@ -162,7 +162,7 @@ def _with(node: ast.AST, **parts: object) -> str:
 
 
 def _texts(node: ast.BinOp) -> bool:
-    """Whether an operation may be one of texts, whose operands are often messages."""
+    """Whether the operands may be strings, which are often messages."""
     sides = (node.left, node.right)
     return any(
         isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str)) for side in sides

@@ -1,7 +1,7 @@
-"""Which tests are nearest to a function, by names alone: who mentions it, who mentions those, until tests are reached.
+"""Finds the tests nearest to a function by names alone: what mentions it, what mentions that, until tests are reached.
 
-Nothing is run, so that choosing costs a second. Names say too much (a method of another class has the same one) and too little
-(what a decorator registers is mentioned nowhere): only the order of the tests depends on them.
+Nothing is run, so this takes a second. Names match too much (methods of other classes share them) and too little (what a
+decorator registers is mentioned nowhere), so they determine only the order of the tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEAR = {"tiny_run"}
 
 @dataclass(frozen=True)
 class Place:
-    """A function, class or constant: its file, its full name in it, and the names that it mentions."""
+    """A function, class or constant: its file, its qualified name, and the names that it mentions."""
 
     file: str
     name: str
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def simple(self) -> str:
-        """Its last name."""
+        """The last part of its name."""
         return self.name.rpartition(".")[2]
 
     @property
@@ -41,7 +41,7 @@ class Place:
 
 
 class Nearest:
-    """All places of the package and its tests, and who mentions whom."""
+    """All places of the package and its tests, and which mention which."""
 
     def __init__(self, root: Path) -> None:
         files = [*sorted((root / "svdcompress").rglob("*.py")), *sorted((root / "tests").rglob("*.py"))]
@@ -52,14 +52,14 @@ class Nearest:
                 self.mentioned[name].append(place)
 
     def tests(self, file: str, function: str, line: int, own: tuple[str, ...] = ()) -> list[str]:
-        """Pytest's names of the tests that lead to a function of a file ("": to what stands at the line), nearest first.
+        """Pytest's IDs of the tests that lead to a function of a file ("": to the code at the line), nearest first.
 
-        own: folders of tests/ whose tests count as nearer, and files of it whose tests come first.
+        own: folders of tests/ whose tests count as nearer, and files in tests/ whose tests come first.
         """
         start = [place for place in self.places if place.file == file and function and place.name == function]
         start = start or [place for place in self.places if place.file == file and place.line <= line <= place.end]
         steps = self._steps(start)
-        if not any(place.is_test for place in steps):  # registered by a decorator, say
+        if not any(place.is_test for place in steps):  # for example registered by a decorator
             others = [place for place in self.places if place.file == file]
             steps = {place: step + 1 for place, step in self._steps(others).items()}
         found = [(step, place) for place, step in steps.items() if place.is_test]
@@ -67,7 +67,7 @@ class Nearest:
         return [f"{place.file}::{place.name.replace('.', '::')}" for _, place in sorted(found, key=_order(file, own))]
 
     def _steps(self, start: list[Place]) -> dict[Place, float]:
-        """How far each place is: a step to those that mention a name, the longer the more of them there are."""
+        """The distance of each place: a step to each place that mentions a name, longer the more of them there are."""
         steps: dict[Place, float] = {}
         front = [(0.0, number, place) for number, place in enumerate(start)]
         count = len(front)
@@ -87,8 +87,8 @@ class Nearest:
 
 
 def _order(file: str, own: tuple[str, ...]) -> Callable[[tuple[float, Place]], tuple[Any, ...]]:
-    """By steps, those in files that are named first; a test of the room itself counts as nearer, and so does one in a file of
-    the same name."""
+    """Sort key: files named in `own` first, then by steps; tests in the room itself count as nearer, and so do those in a file
+    of the same name."""
     stem = file.rpartition("/")[2].removesuffix(".py").strip("_")
 
     def order(entry: tuple[float, Place]) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ def _named(place: Place, own: tuple[str, ...]) -> bool:
 
 
 def _called(place: Place) -> list[str]:
-    """The names by which others reach a place: its own, and for a part of a class that class's."""
+    """The names by which others refer to a place: its own and, for a member of a class, that of the class."""
     names = place.name.split(".")
     return [name for name in names if not (name.startswith("__") or name == "forward")]
 
@@ -133,7 +133,7 @@ def _inner(node: ast.Module | ast.ClassDef, file: str, prefix: str) -> Iterator[
 
 
 def _mentions(node: ast.AST) -> frozenset[str]:
-    """Names, attributes and parameters (fixtures are parameters) within a node."""
+    """Names, attributes and parameters (which include fixtures) within a node."""
     found: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name):

@@ -1,4 +1,4 @@
-"""The mutants of `make mutants`: which edits are made of a file, which tests are nearest to it, and what a fork tells."""
+"""The mutants of `make mutants`: the edits of a file, the tests nearest to it, and what a fork reports."""
 
 from __future__ import annotations
 
@@ -119,5 +119,5 @@ def test_a_fork_tells_what_failed_and_how_many_passed(tmp_path):
     assert forked(tmp_path, tests[:3], first=False) == (1, tests[1:3])
     assert forked(tmp_path, tests[:1]) == (1, [])
     assert forked(tmp_path, [tests[3]]) == (0, ["pytest ended with 7"])
-    assert forked(tmp_path, [tests[4]], seconds=1) == (0, ["no end within 9 s"])  # 1: beginning takes a part of it
+    assert forked(tmp_path, [tests[4]], seconds=1) == (0, ["no end within 9 s"])  # 1: startup takes part of it
     assert forked(tmp_path, [tests[0]], seconds=0) == (0, []), "no further test once the time is up"

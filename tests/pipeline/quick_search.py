@@ -1,4 +1,4 @@
-"""A search whose levels and trials are made by formula in place of training, to test its order in milliseconds."""
+"""A search whose levels and trials are computed by a formula instead of training, to test its order in milliseconds."""
 
 import time
 from functools import lru_cache
@@ -19,11 +19,11 @@ recipe_of = lru_cache(lambda *settings: load_recipe(None, ["search.objective=aut
 
 
 class Killed(Exception):
-    """What ends a search in a test."""
+    """Ends a search in a test."""
 
 
 class Path:
-    """Levels of a path that are twice as small and twice as bad as those before. takes: what is done at each."""
+    """A path on which each level is twice as small and twice as bad as the one before. takes: called at each level."""
 
     def __init__(self, levels=6, takes=lambda: None):
         self.rows, self.history, self.levels, self.takes = [], [], levels, takes
@@ -42,7 +42,7 @@ class Path:
 
 
 class Quick(_search.Search):
-    """kill: after so many trials in one sitting. A trial loses more the smaller it is, and far from a best pressure."""
+    """kill: after this many trials in one run. A trial is worse the smaller it is and the farther from the best pressure."""
 
     def __init__(self, folder, *settings, kill=None, path=None):
         recipe = recipe_of(*settings)
@@ -103,5 +103,5 @@ class Quick(_search.Search):
 
 
 def asked_for(trials):
-    """What a list of trials was of: pressures and sizes."""
+    """The pressure and size of each trial."""
     return [(trial.pressure, trial.costs["nonzero"]) for trial in trials]

@@ -1,4 +1,4 @@
-"""Normalisation statistics of a model that is cut, against numpy; and which of two cuts is seen to be better with them."""
+"""Normalization statistics of a model that is cut, against numpy; and that they show which of two cuts is better."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from svdcompress.sources import InMemory
 
 
 def net() -> nn.Sequential:
-    """Two layers, a normalisation between them with statistics of other data, and dropout, which has to stay off."""
+    """Two layers with a normalization between them whose statistics are from other data, and dropout, which must stay off."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
     with torch.no_grad():
@@ -33,14 +33,14 @@ def net() -> nn.Sequential:
 
 
 def by_hand(model: Any, masks: dict[str, torch.Tensor], fresh: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Outputs for x with the masked means, normalised by the mean over batches of `fresh` of their means and variances."""
+    """Outputs for x with the masked means, normalized by the averages over batches of `fresh` of their means and variances."""
 
     def first(rows: np.ndarray) -> np.ndarray:
         weight = model[0].weight.detach().double().numpy() * masks["0"].numpy()
         return rows @ weight.T + model[0].bias.detach().double().numpy()
 
     fresh = fresh[torch.randperm(len(fresh), generator=torch.Generator().manual_seed(0)).numpy()]
-    batches = [first(fresh[i : i + BATCH]) for i in range(0, len(fresh) - 1, BATCH)]  # one alone has none
+    batches = [first(fresh[i : i + BATCH]) for i in range(0, len(fresh) - 1, BATCH)]  # a batch of one has no variance
     mean = np.mean([batch.mean(0) for batch in batches], 0)
     variance = np.mean([batch.var(0, ddof=1) for batch in batches], 0)
     gamma, beta = (model[1].state_dict()[name].double().numpy() for name in ("weight", "bias"))
@@ -49,7 +49,7 @@ def by_hand(model: Any, masks: dict[str, torch.Tensor], fresh: np.ndarray, x: np
 
 
 def cut(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Units 1 and 4 are gone on both sides, and a few single weights."""
+    """Masks that remove units 1 and 4 on both sides, and a few single weights."""
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     masks["0"][[1, 4]] = False
     masks["0"][0, 2] = False
@@ -69,7 +69,7 @@ def test_statistics_are_those_of_what_is_left_and_are_put_back(count: int) -> No
         with adapted(model, examples, "cpu"):
             assert not any(module.training for module in model.modules())
             found = model(x)
-        assert torch.equal(model(x), former)  # as it was
+        assert torch.equal(model(x), former)  # unchanged
     hold(model, None)
     wanted = by_hand(model, masks, fresh.double().numpy(), x.double().numpy())
     assert np.allclose(found.double().numpy(), wanted, atol=1e-5)
@@ -79,7 +79,7 @@ def test_statistics_are_those_of_what_is_left_and_are_put_back(count: int) -> No
 
 
 def test_data_that_lie_class_by_class_are_mixed() -> None:
-    """Of batches of one class each the variance would be that within a class, a hundredth of the whole here."""
+    """In batches of one class each, the variance would be that within a class: here a hundredth of the whole."""
     torch.manual_seed(1)
     model, classes = net(), torch.arange(8).repeat_interleave(BATCH)
     x = 3.0 * classes[:, None] + torch.randn(len(classes), 4)
@@ -110,7 +110,7 @@ def test_statistics_are_put_back_after_an_error() -> None:
     with pytest.raises(RuntimeError), adapted(model, InMemory(torch.randn(9, 4), torch.zeros(9)), "cpu"):
         raise RuntimeError
     with pytest.raises(RuntimeError), adapted(model, InMemory(torch.randn(9, 5), torch.zeros(9)), "cpu"):
-        pass  # inputs that don't fit
+        pass  # inputs of the wrong shape
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not model[1].training and model[1].momentum == 0.1
 

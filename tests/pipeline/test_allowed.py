@@ -1,4 +1,4 @@
-"""What fewer bits may cost in validation error: one answer at least, and the examples that layers are ranked by."""
+"""How much validation error fewer bits may cost: at least one answer; and the examples that layers are ranked by."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from svdcompress.pipeline._baked import Baked
 from svdcompress.sources import Data, InMemory
 
 MAP = torch.arange(20 * 8 * 8).view(20, 8, 8) % 3
-"""Classes of the pixels of twenty images, and which of them count."""
+"""Classes of the pixels of twenty images. EDGES are the pixels that do not count."""
 EDGES = torch.ones(8, 8, dtype=torch.bool)
 EDGES[1:7, 1:7] = False
 
@@ -18,7 +18,7 @@ EDGES[1:7, 1:7] = False
 def allowed(targets, task):
     examples = InMemory(torch.zeros(len(targets), 2), targets)
     found = Allowed(Path("model.onnx"), Data(examples, examples, examples, task, outputs=3), Baked())
-    found.float_error = 2.0  # of no file
+    found.float_error = 2.0  # without a file
     return found
 
 
@@ -29,7 +29,7 @@ def allowed(targets, task):
         (MAP[:2], "classification", 2 * 64),
         (MAP.masked_fill(EDGES, -100), "classification", 20 * 36),
         (torch.ones(30, 4), "binary", 120),
-        (MAP, "classification", 1000),  # of 1280 a tenth of a point is more than one
+        (MAP, "classification", 1000),  # of 1280, a tenth of a percentage point is more than one
     ],
     ids=["examples", "pixels", "pixels that count", "questions", "many"],
 )

@@ -1,4 +1,4 @@
-"""Milliseconds that were measured beside other work are told, where a goal is in milliseconds."""
+"""Timings taken while other work runs are reported if the goal is in milliseconds."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_what_other_programs_use_is_seen_and_what_this_one_uses_is_not() -> None
     with watched() as idle:
         time.sleep(0.5)
     assert mine.others is not None and idle.others is not None
-    assert mine.others < idle.others + 0.6  # would be one core more, were its own work another's
+    assert mine.others < idle.others + 0.6  # it would be one core more if its own work counted as another's
 
 
 def test_columns_that_are_work_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """user nice system idle iowait irq softirq steal guest guest_nice, in ticks; a guest's are in user already."""
+    """Columns: user nice system idle iowait irq softirq steal guest guest_nice, in ticks; user already includes guest."""
     stat, ticks = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
     monkeypatch.setattr(_busy, "STAT", stat)
     clock = iter([100.0, 104.0])
@@ -81,7 +81,7 @@ def test_work_is_crowded_where_too_few_cores_are_left() -> None:
         ("latency=15ms", {"command": "./ask.sh"}, 1.9, True),
         ("latency=15ms", {"batches": [1]}, 1.9, True),
         ("latency=15ms", {"batches": [1]}, 0.4, False),
-        ("latency=2x", {"batches": [1]}, 1.9, False),  # in turns with the dense model's
+        ("latency=2x", {"batches": [1]}, 1.9, False),  # measured in turns with the dense model
         ("macs=1e6", {}, 1.9, False),
     ],
 )
@@ -111,6 +111,6 @@ def test_a_search_for_milliseconds_tells_a_busy_machine(
     if told:
         assert "41.23 ms" in warned[0] and "1.9 of 2 cores" in warned[0] and "--goal latency=2x" in warned[0]
         assert ("unless ./ask.sh measures elsewhere" in warned[0]) == ("command" in how)
-    trials._dense_costs()  # known by now
+    trials._dense_costs()  # known from here on
     assert len(warned) == told
-    assert trials.kept.doubted == warned  # for the report of a later sitting
+    assert trials.kept.doubted == warned  # stored for the report of a later run

@@ -1,4 +1,4 @@
-"""The stage that calibrates: what reaches checkpoint, files, report and predictions, counted again by plain numpy."""
+"""The calibration stage: what reaches the checkpoint, files, report and predictions, recomputed in plain numpy."""
 
 import csv
 import json
@@ -141,7 +141,7 @@ def test_predictions_are_marked(calibrated, tmp_path):
     sizes = [len(row["set"].split("|")) for row in rows]
     assert all(row["label"] in row["set"].split("|") for row in rows)
     assert told["coverage"]["mean_size"] == pytest.approx(np.mean(sizes)) and told["coverage"]["coverage"] == 0.95
-    predict_run(folder, tmp_path / "x.npy", tmp_path / "p.npz")  # what the recipe asked for
+    predict_run(folder, tmp_path / "x.npy", tmp_path / "p.npz")  # the outputs that the recipe requests
     assert {"answered", "set"} <= set(np.load(tmp_path / "p.npz"))
     predict_run(folder, tmp_path / "x.npy", tmp_path / "onnx.csv", onnx=True, seed=0, answer_above=0.85)
     with pytest.raises(DataError, match=r"it takes \d+"):
@@ -230,7 +230,7 @@ def test_a_regression_has_noise_of_its_own_and_intervals(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_network_names_its_noise_is_calibrated_in_the_targets_units(tmp_path):
-    """Learned on a few examples it names too little: the files hold the factor that the validation data ask for."""
+    """Trained on few examples, the model predicts too little noise: the files hold the factor fitted on validation data."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=(300, 4)).astype(np.float32)
     y = 50 + 20 * (x[:, 0] + np.exp(0.5 * x[:, 1]) * generator.normal(size=300))

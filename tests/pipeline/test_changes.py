@@ -1,4 +1,4 @@
-"""Intervals of the changes in a run's report, against predictions taken from the models one by one."""
+"""Intervals of the changes in a run's report, against predictions of the models one by one."""
 
 import math
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_the_same_model_twice_has_not_changed():
 
 
 def test_labels_of_each_position_are_judged_by_example():
-    """Four labels of an input go wrong together, so that the interval is that of 300 inputs, not of 1,200 labels."""
+    """Four labels of an input are wrong together, so the interval is that of 300 inputs, not of 1,200 labels."""
     torch.manual_seed(0)
     dense, sparse = nn.Conv1d(3, 3, 1).eval(), nn.Conv1d(3, 3, 1).eval()
     source = data("pixels")
@@ -92,7 +92,7 @@ def test_losses_of_the_examples_add_up_to_the_metrics():
 
 
 def test_a_runs_report_has_them_as_its_files_say(tiny_run):
-    """From onnxruntime's answers to the test data, by the dense file and by the sparse one."""
+    """From onnxruntime's answers on the test data with the dense and the sparse file."""
     onnxruntime = pytest.importorskip("onnxruntime")
     folder, results = tiny_run
     x, y = next(open_run(folder).data.test.batches(10**6))

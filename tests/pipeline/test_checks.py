@@ -1,4 +1,4 @@
-"""What the checks of a run's files try them with: noise where the data are not at hand, and a seed."""
+"""The inputs for checks of a run's files: noise if the data are missing, and a seed."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from svdcompress.pipeline._checks import Material, Skip, monte_carlo
 
 
 class Gone:
-    """A run whose data are not there."""
+    """A run whose data are missing."""
 
     preprocessing, recipe, dim = {}, SimpleNamespace(task="regression"), 1
 

@@ -1,4 +1,4 @@
-"""A choice of what goes, which takes minutes with a large model, can be stopped within."""
+"""The choice of what to remove, which takes minutes for a large model, can be stopped midway."""
 
 from unittest.mock import Mock
 
@@ -18,7 +18,7 @@ def test_between_two_ways_that_are_judged() -> None:
 
 
 def test_ahead_of_each_size_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the size is a latency, several files are written and timed before the first way is judged."""
+    """If the size is a latency, several files are written and timed before the first way is judged."""
     _, x, _ = data_of(model := half_useful(), 12)
     to_size, measured = ways_of(model, x, "latency", 0.01), []
 

@@ -1,5 +1,5 @@
-"""Where a choice of what goes works: ways are judged on the run's device, and sizes are measured on the CPU, as pruning and
-export are given inputs there."""
+"""Where the choice of what to remove runs: ways are judged on the run's device, but sizes are measured on the CPU, because
+pruning and export get their inputs there."""
 
 from contextlib import contextmanager
 
@@ -20,7 +20,7 @@ from svdcompress.sources import InMemory
 
 
 def test_the_model_is_on_the_cpu_where_a_size_is_measured(monkeypatch) -> None:
-    """Another device is stood in for by a flag."""
+    """A flag stands in for another device."""
     data, x, _ = data_of(model := narrow(), 4)
     to_size, away, seen = ways_of(model, x, "latency", 0.5), [], []
 

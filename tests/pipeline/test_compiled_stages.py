@@ -1,4 +1,4 @@
-"""Which stages are compiled: those whose section says so, in a search too (`train.compile` changed nothing there)."""
+"""Which stages are compiled: those whose section says so, in a search too (where `train.compile` used to have no effect)."""
 
 import pytest
 import torch
@@ -12,14 +12,14 @@ SEARCH = ("search.goal='parameters=3x'", "search.trials=1", "search.levels=1", "
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The modules that torch.compile is asked for, which stay as they are."""
+    """The modules passed to torch.compile, which returns them unchanged."""
     found = []
     monkeypatch.setattr(torch, "compile", lambda what, **more: found.append(what) or what)
     return found
 
 
 def kinds(compiled):
-    """converted: a student that learns its variances, or recovers; dense: a dense student, or the teacher."""
+    """converted: a student that learns its variances or recovers; dense: a dense student or the teacher."""
     models = [what for what in compiled if isinstance(what, torch.nn.Module)]
     return ["converted" if list(variational_layers(model)) else "dense" for model in models]
 

@@ -1,5 +1,5 @@
-"""A run of a model with all that conversion has to look for: a weight read past its layer, derived weights, a subclass, a head
-of training alone."""
+"""A run of a model with everything that conversion has to detect: a weight that is read directly, derived weights, a subclass,
+a head used only in training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_plan_says_what_is_done_with_each(recipe):
     found = {entry.name: entry for entry in estimate(recipe).plan}
     assert found["first"].converted and "WeightNorm (torch.nn.utils.parametrize)" in found["first"].note
     assert found["hidden"].converted and found["aux"].converted
-    assert "its weight is read past it, by the model itself" in found["past"].reason
+    assert "its weight is read directly by the model itself" in found["past"].reason
     kept = recipe.model_copy(deep=True)
     kept.convert.derived = "keep"
     assert "convert.derived: fold" in {entry.name: entry for entry in estimate(kept).plan}["first"].reason
@@ -84,7 +84,7 @@ def test_a_model_in_half_precision_is_told_of(tmp_path):
     notes = []
     model, trained = dense_model(recipe, notes)
     assert model[1].weight.dtype == torch.float32 and not trained
-    assert "came in float16 and is trained in float32" in notes[0] and "train.precision" in notes[0]
+    assert "has float16 weights but is trained in float32" in notes[0] and "train.precision" in notes[0]
     assert notes[0] in estimate(recipe).notes
 
 
@@ -98,7 +98,7 @@ def test_a_rule_for_a_container_is_one_for_what_is_inside():
 
 
 def log_alphas(model):
-    """log alpha of each layer's root-mean-square weight, by its definition."""
+    """log alpha of each layer's root-mean-square weight, from its definition."""
     return {n: float((m.log_sigma2 - m.weight.square().mean().log()).mean().detach()) for n, m in variational_layers(model)}
 
 

@@ -1,4 +1,4 @@
-"""A trial that is cut to its size in steps: how far each goes, that what went stays away, and stops between them."""
+"""A trial that is cut to its size in steps: the size of each step, that removed units stay away, and stops between steps."""
 
 import re
 
@@ -26,7 +26,7 @@ SHAPES = (
 
 
 class Seen:
-    """What a search asked of each step, and what training left of the model."""
+    """The size asked for in each step of a search, and the masks and weights around its training."""
 
     def __init__(self, patch):
         self.sizes, self.names, self.stages, self.masks, self.before, self.after = [], [], [], [], [], []
@@ -63,7 +63,7 @@ def test_steps_are_equal_ratios_from_what_is_there_to_the_goal(cut):
     (trial,) = results["search"]["trials"]
     dense, target = results["search"]["dense"]["costs"]["parameters"], results["search"]["dense"]["costs"]["parameters"] / 6
     natural = dense / trial["natural"]
-    assert natural > 2 * target  # else there is nothing to see
+    assert natural > 2 * target  # otherwise there is nothing to test
     ratio = (target / natural) ** 0.25
     assert seen.sizes == pytest.approx([natural * ratio, natural * ratio**2, natural * ratio**3], rel=1e-6)
     assert trial["costs"]["parameters"] <= 1.02 * target and results["search"]["reached"] is True
@@ -80,7 +80,7 @@ def test_what_went_stays_away_and_is_whole_units(cut):
             assert torch.equal(before[name][~mask], after[name][~mask])
             moved |= not torch.equal(before[name][mask], after[name][mask])
             rows, columns = mask.any(1), mask.any(0)
-            assert torch.equal(mask, rows[:, None] & columns[None, :])  # no zero between units that stay
+            assert torch.equal(mask, rows[:, None] & columns[None, :])  # no masked weights between remaining units
         assert moved
         left.append(sum(int(mask.sum()) for mask in masks.values()))
     assert left == sorted(left, reverse=True) and len(set(left)) == 3
@@ -91,7 +91,7 @@ def test_what_went_stays_away_and_is_whole_units(cut):
 
 
 def test_all_steps_go_the_way_that_is_chosen_once(cut, tiny_recipe, tmp_path, monkeypatch):
-    """Ranks that are even leave other units in each step than the usual rank; a stop between them doesn't choose again."""
+    """An even ranking leaves other units in each step than the usual one; after a stop, nothing is chosen again."""
     asked = []
 
     def choose(trials, to_size):
@@ -162,12 +162,12 @@ def test_a_trial_whose_posterior_is_gone_is_said(tiny_recipe, tmp_path, monkeypa
         run(recipe, out, resume=True)
 
 
-# What may change, and what is said of it
+# What may change, and what is reported
 
 
 @pytest.mark.parametrize("stage", ["part 2", "trial 2"])
 def test_more_trials_on_resume_make_another_trial_of_the_one_that_was_under_way(tiny_recipe, tmp_path, monkeypatch, stage):
-    """With a goal and a budget, half of the trials are for the goal: which the second is for depends on their number."""
+    """With a goal and a budget, half of the trials are for the goal: what the second trial is for depends on their number."""
     both = ("search.max_drop=0", "search.levels=2")
     stages = []
 
@@ -184,7 +184,7 @@ def test_more_trials_on_resume_make_another_trial_of_the_one_that_was_under_way(
     found = run(wanted, tmp_path / "run", resume=True)
     whole = run(wanted, tmp_path / "whole")
     asked = [(trial["pressure"], trial["ratio"], trial["costs"]["parameters"]) for trial in whole["search"]["trials"]]
-    assert len(asked) == 4 and asked[0][1] == asked[1][1]  # the second one is for the goal, too
+    assert len(asked) == 4 and asked[0][1] == asked[1][1]  # the second one is for the goal too
     assert [(trial["pressure"], trial["ratio"], trial["costs"]["parameters"]) for trial in found["search"]["trials"]] == asked
     assert (tmp_path / "run" / "model.onnx").read_bytes() == (tmp_path / "whole" / "model.onnx").read_bytes()
 
@@ -212,7 +212,7 @@ def test_few_steps_are_said_under_a_budget_too(tiny_recipe, tmp_path):
     recipe = searching(tiny_recipe, *[one for one in SHAPES if "goal" not in one], *few)
     results = run(recipe, tmp_path / "run")
     (line,) = [line for line in results["warnings"] if "by rank alone" in line]
-    assert "in 2 steps (one an epoch, of at most 8: search.cuts)" in line and "search.levels" not in line
+    assert "in 2 steps (one per epoch, at most 8: search.cuts)" in line and "search.levels" not in line
 
 
 @pytest.mark.parametrize("goal", ["parameters=3x", "nonzero=3x"])
@@ -228,11 +228,11 @@ def test_a_dry_run_tells_as_many_levels_and_trials_as_the_run_makes(tiny_recipe,
 
 
 def test_a_size_of_a_file_is_aimed_at_by_what_it_follows(tiny_recipe, tmp_path, monkeypatch):
-    """Bytes hold more than parameters: the steps end where the file gets to its size, not at the same ratio of parameters."""
+    """Files are larger than their parameters: the steps end where the file has its size, not at that ratio of parameters."""
     seen = Seen(monkeypatch)
     results = run(searching(tiny_recipe, *SHAPES, "search.goal='bytes=5x'"), tmp_path / "run")
     (trial,) = results["search"]["trials"]
     dense = results["search"]["dense"]["costs"]
     aim = seen.sizes[-1] * (seen.sizes[-1] / seen.sizes[-2])  # one ratio further
-    assert aim < dense["parameters"] / 5  # a graph is not made smaller
+    assert aim < dense["parameters"] / 5  # the graph does not get smaller
     assert trial["costs"]["parameters"] == pytest.approx(aim, rel=0.25) and results["search"]["reached"] is True

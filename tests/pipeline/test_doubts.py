@@ -1,4 +1,4 @@
-"""What a run's report says of single examples and layers: against the run's own data and totals."""
+"""What a run's report says about single examples and layers, against the run's own data and totals."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_is_a_picture(shape, picture):
     rows = doubts(gathered(mean, examples.targets), examples, data, likelihood_for("classification"))
     assert [row["example"] for row in rows] == [1, 3, 2, 0]
     chosen = doubts(gathered(mean, examples.targets), examples, data, likelihood_for("classification"), torch.arange(4) * 10)
-    assert [row["example"] for row in chosen] == [10, 30, 20, 0]  # places in the whole test set
+    assert [row["example"] for row in chosen] == [10, 30, 20, 0]  # indices in the whole test set
     assert [row["truth"] for row in rows] == ["dog", "cat", "dog", "cat"] and rows[2]["guess"] == "dog"
     assert rows[0]["confidence"] == 0.5 and math.isclose(rows[0]["entropy"], math.log(2), rel_tol=1e-5)
     assert [pixels(row["picture"]).shape if "picture" in row else None for row in rows] == [picture] * 4

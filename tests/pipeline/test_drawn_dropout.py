@@ -1,4 +1,4 @@
-"""`convert.dropout: draw`: the dropout of a model draws beside its weights, in PyTorch, the checkpoint and the ONNX file."""
+"""`convert.dropout: draw`: the dropout of a model is drawn together with its weights, in PyTorch, the checkpoint and ONNX."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DRAWS = 4000
 
 
 def by_masks(model, x):
-    """Outputs of as many draws of the units that are kept, by hand; the weights are their means."""
+    """Outputs for DRAWS random masks of the hidden units, by hand; the weights are their means."""
     with torch.no_grad():
         hidden, last = model[:3](x), model[4]
         kept = torch.rand(DRAWS, *hidden.shape, generator=torch.Generator().manual_seed(0)) > RATE
@@ -66,7 +66,7 @@ def test_the_own_dropout_draws_in_the_small_model_and_in_its_onnx_file(tmp_path)
     assert [layer.p for layer in layers] == [RATE]
     x = next(iter(opened.data.test.batches(4)))[0]
     with torch.no_grad():
-        assert torch.equal(opened.model(x), opened.model(x))  # off, outside of draws
+        assert torch.equal(opened.model(x), opened.model(x))  # off outside of sampling
     spread = svdc.mc_predict(opened.model, x, DRAWS, task="regression").variance
     weights_alone = copy.deepcopy(opened.model)
     for layer in weights_alone.modules():
@@ -91,9 +91,11 @@ def test_rates_stay():
 
 
 def test_a_model_without_dropout_is_told(tmp_path):
-    with pytest.raises(RecipeError, match=r"convert\.dropout: draw: Sequential has no dropout layer.*Leave it at keep"):
+    with pytest.raises(
+        RecipeError, match=r"convert\.dropout: draw: Sequential has no dropout layer.*Use convert.dropout: keep"
+    ):
         run(recipe(tmp_path, "convert.dropout=draw", name="plain"), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run" / "dense.safetensors").exists()  # before anything is trained
+    assert not (tmp_path / "run" / "dense.safetensors").exists()  # raised before anything is trained
 
 
 def test_a_cut_at_once_says_what_its_variances_are_worth():
@@ -105,7 +107,7 @@ def test_a_cut_at_once_says_what_its_variances_are_worth():
 
 
 class Attends(nn.Module):
-    """Has two dropouts, one of which it reads the rate of alone, as attention in transformers does."""
+    """Has two dropouts but uses only the rate of one of them, as attention in transformers does."""
 
     def __init__(self, p=0.5, own=0.1):
         super().__init__()
@@ -149,7 +151,7 @@ def test_one_dropout_in_two_places_is_so_in_the_checkpoint(tmp_path):
 
 
 def test_dropout_that_is_put_into_a_fused_encoder_draws():
-    """The baseline of a report: a network that was trained without dropout has it put before its layers."""
+    """The report's baseline: in a network trained without dropout, it is inserted before the layers."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model, x = nn.Sequential(nn.TransformerEncoder(layer, 2)).eval(), torch.randn(3, 5, 8)
     dropped, rate, inserted = dropout_baseline(model, lambda one: 0.0)

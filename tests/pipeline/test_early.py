@@ -1,4 +1,4 @@
-"""What is said before anything is trained: classes against outputs, regressions without a loss, tokens, phases."""
+"""What is reported before training: classes against outputs, regressions without a loss, tokens, phases."""
 
 from types import SimpleNamespace
 
@@ -31,8 +31,8 @@ def here(tmp_path, monkeypatch):
         ("lenet-5", {"outputs": 1000}, "add --model-arg outputs=4"),
         ("mlp", {"sizes": [8, 6, 1000]}, "add --model-arg 'sizes=[8, 6, 4]'"),
         ("./mine.py:make", {}, "add --model-arg n_classes=4"),
-        ("./mine.py:odd", {"width": 9}, "add --model-arg kinds=4"),  # by its value
-        ("./mine.py:none", {}, "let ./mine.py:none make a model of 4 outputs"),
+        ("./mine.py:odd", {"width": 9}, "add --model-arg kinds=4"),  # found by its value
+        ("./mine.py:none", {}, "let ./mine.py:none make a model with 4 outputs"),
     ],
 )
 def test_the_argument_that_says_how_many_outputs(here, name, args, said):
@@ -40,7 +40,7 @@ def test_the_argument_that_says_how_many_outputs(here, name, args, said):
 
 
 def tried(model, targets, inputs=None, held=True, task="classification", outputs=None, name="./mine.py:make"):
-    """The data after a model was tried on them."""
+    """The data after a model was checked on it."""
     inputs = torch.randn(len(targets), 4) if inputs is None else inputs
     examples = InMemory(inputs, targets) if held else FromDataset(Listed(zip(inputs, targets, strict=True)))
     data = Data(examples, examples, examples, task, (int(targets.max()) + 1 if held else 0) if outputs is None else outputs)
@@ -50,7 +50,7 @@ def tried(model, targets, inputs=None, held=True, task="classification", outputs
 
 
 class Listed(list):
-    """A dataset that knows its classes, as torchvision's do."""
+    """A dataset that lists its classes, like torchvision's."""
 
     classes = ("a", "b", "c", "d")
 
@@ -67,7 +67,7 @@ def test_more_outputs_than_classes_are_told_of(here, held):
 def test_fewer_outputs_than_classes_are_an_error_that_names_the_argument(here):
     with pytest.raises(DataError, match=r"label 2 in row 2 .*the model has 2 outputs; add --model-arg n_classes=4"):
         tried(nn.Linear(4, 2), torch.arange(8) % 4)
-    with pytest.raises(DataError, match=r"the model has 1 output; a regression\? --loss mse\. A yes-or-no question\? --loss b"):
+    with pytest.raises(DataError, match=r"the model has 1 output; for a regression use --loss mse, .* --loss b"):
         tried(nn.Linear(4, 1), torch.arange(8) % 2)
     rows = torch.tensor([[0, 1, 2], [0, 1, 255]])
     with pytest.raises(DataError, match=r"label 255 in row 1 .* a position that does not count has the class -100"):
@@ -78,10 +78,10 @@ def test_targets_that_look_like_a_regression(here):
     (here / "ages.csv").write_text("\n".join(["x,age", *(f"{i % 7},{20 + i}" for i in range(60))]))
     section = DataSection(name="csv:ages.csv", target="age")
     said = open_data(section, "classification").warnings
-    assert len(said) == 1 and "different whole numbers in" in said[0] and said[0].endswith("a regression? --loss mse")
+    assert len(said) == 1 and "different whole numbers in" in said[0] and said[0].endswith("for a regression, use --loss mse")
     assert not open_data(section, "regression").warnings
     (here / "ages.csv").write_text("\n".join(["x,age", *(f"{i % 7},{20 + i / 7}" for i in range(60))]))
-    with pytest.raises(DataError, match=r"which is no class; a regression\? --loss mse"):
+    with pytest.raises(DataError, match=r"which is not a class; for a regression, use --loss mse"):
         open_data(section, "classification")
     (here / "few.csv").write_text("\n".join(["x,age", *(f"{i % 7},{20 + i % 3}" for i in range(60))]))
     assert not open_data(DataSection(name="csv:few.csv", target="age"), "classification").warnings
@@ -102,9 +102,9 @@ class Language(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "length", "largest", "said"),
     [
-        ("bert", 9, 19, r"inputs have 9 tokens, the model takes 8 \(max_position_embeddings\): add --data-arg max_length=8"),
-        ("roberta", 8, 19, r"inputs have 8 tokens, the model takes 6 .* --data-arg max_length=6"),
-        ("bert", 8, 20, r"There is a token 20, the model knows 0 to 19 \(vocab_size\): is it its tokenizer\?"),
+        ("bert", 9, 19, r"have 9 tokens, but the model takes 8 \(max_position_embeddings\): add --data-arg max_length=8"),
+        ("roberta", 8, 19, r"inputs have 8 tokens, but the model takes 6 .* --data-arg max_length=6"),
+        ("bert", 8, 20, r"There is a token 20, but the model knows only 0 to 19 \(vocab_size\): does the tokenizer"),
         ("bert", 8, 19, None),
     ],
 )
@@ -118,7 +118,7 @@ def test_tokens_that_a_language_model_does_not_take(kind, length, largest, said)
 
 
 def inputs_of(inputs):
-    """A dict that cuts like a tensor, for the first two."""
+    """A dict that can be sliced like a tensor."""
 
     class Rows(dict):
         def __getitem__(self, key):
@@ -141,7 +141,7 @@ def test_weights_to_start_from_are_trained_first_and_what_they_lack_is_told(tmp_
     results = run(
         load_recipe(None, fields={**fields, **quick, "weights.trained": False, "export.onnx": False}), tmp_path / "run"
     )
-    assert any("2 tensors are not in it and start as drawn: 2.weight, 2.bias" in line for line in results["notes"])
+    assert any("2 tensors are not in it and keep their initial values: 2.weight, 2.bias" in line for line in results["notes"])
     assert [row["stage"] for row in results["history"]].count("dense") == 2
     with pytest.raises(CheckpointError, match="--untrained"):
         run(load_recipe(None, fields={**fields, **quick}), tmp_path / "other")
@@ -150,4 +150,4 @@ def test_weights_to_start_from_are_trained_first_and_what_they_lack_is_told(tmp_
 @pytest.mark.parametrize("held", [True, False])
 def test_labels_of_one_class_are_told_of(here, held):
     said = tried(nn.Linear(4, 3), torch.zeros(8, dtype=torch.long), held=held, outputs=1).warnings
-    assert said == ["every label is of the same class: nothing can be learned from that, and no error be measured"]
+    assert said == ["all labels are of the same class: nothing can be learned from them, and no error can be measured"]

@@ -1,4 +1,4 @@
-"""The deterministic file of a run, of a model that reads a part of its inputs too."""
+"""The deterministic file of a run, including that of a model that reads only some of its inputs."""
 
 import onnx
 import pytest

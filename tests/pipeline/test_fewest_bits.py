@@ -1,4 +1,4 @@
-"""The fewest bits that the validation error allows, on a model of which it is known which layer needs more."""
+"""The fewest bits that the validation error allows, on a model in which it is known which layer needs more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from svdcompress.sources._examples import InMemory
 
 @pytest.fixture
 def opened(tmp_path, monkeypatch):
-    """A run whose first layer has a weight that decides, of a fiftieth of the largest."""
+    """A run whose first layer has a decisive weight that is a fiftieth of the largest."""
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Linear(40, 4), nn.Linear(4, 2)), threshold=1e6).eval()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_a_runs_own_budget_counts(opened):
 
 def test_where_eight_bits_are_too_few_it_says_so(opened, monkeypatch):
     monkeypatch.setattr(Allowed, "limit", -1.0)
-    with pytest.raises(UsageError, match=r"with 8 bits the validation error is .*, and -1 are allowed; take float16"):
+    with pytest.raises(UsageError, match=r"with 8 bits the validation error is .*, and the limit is -1; use float16"):
         fewest_bits(opened)
     opened.model = nn.Linear(2, 2)
     with pytest.raises(UsageError, match="no variational layers with weights left"):

@@ -1,4 +1,4 @@
-"""Files before figures: a figure that fails costs no file, and figures of many examples keep to a budget."""
+"""Files come before figures: a failing figure costs no file, and figures of many examples keep to a budget."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_figures_that_fail_cost_no_files(tiny_recipe, tmp_path, monkeypatch):
     assert any("no figures for uncertainty (RuntimeError: out of memory)" in line for line in stored["warnings"])
     assert stored["failed"] == results["failed"] and not (folder / "state").exists()
     assert stored["sparse"]["bytes"] == (folder / "model.onnx").stat().st_size
-    report.table(results)  # shows what there is
+    report.table(results)  # shows what is available
 
 
 def tiny_recipe_file(recipe, folder):
@@ -72,7 +72,7 @@ def test_a_model_that_onnx_does_not_hold_has_its_figures_all_the_same(tiny_recip
 @pytest.mark.parametrize(
     ("examples", "samples", "budget", "each", "expected"),
     [
-        (6000, 100, 1000.0, 0.001, (6000, 100)),  # 600 s: all of it
+        (6000, 100, 1000.0, 0.001, (6000, 100)),  # all of it fits: 600 s
         (6000, 100, 108.0, 0.001, (1000, 100)),  # fewer examples
         (6000, 100, 400.0, 0.001, (4000, 100)),
         (6000, 100, 50.0, 0.001, (1000, 50)),  # then fewer samples
@@ -94,8 +94,8 @@ def test_the_budget_is_a_part_of_the_training():
 
 def test_fewer_samples_of_all_examples_are_not_called_fewer_examples():
     text = _text({"examples": 200, "test": 200, "samples": 50, "asked": 100})
-    assert "are of all 200 test examples, with 50 samples in place of 100, so as to take less time than training. For" in text
-    assert "of all examples" in _text({"examples": 100, "test": 200, "samples": 50, "asked": 50})
+    assert "are from all 200 test examples, with 50 samples instead of 100, to take less time than training. For" in text
+    assert "from all examples" in _text({"examples": 100, "test": 200, "samples": 50, "asked": 50})
 
 
 def many(count=1500):

@@ -1,4 +1,4 @@
-"""Folders of runs: killed at the very start, resumed twice at once, edited by hand, on another number of threads."""
+"""Run folders: killed at the very start, resumed twice at once, edited by hand, on another number of threads."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_two_processes_on_one_folder(tiny_recipe, tmp_path):
     try:
         assert other.stdout.readline() == b"held\n"
         assert _underway(out)
-        with pytest.raises(OutputError, match="another process is at work on this run"):
+        with pytest.raises(OutputError, match="another process is working on this run"):
             run(tiny_recipe, out, resume=True)
         for overwrite in (False, True):
             with pytest.raises(OutputError, match="a run is under way"):
@@ -113,7 +113,7 @@ def test_two_processes_on_one_folder(tiny_recipe, tmp_path):
     finally:
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
-    with locked(out):  # a killed process holds nothing
+    with locked(out):  # a killed process holds no lock
         pass
 
 
@@ -153,7 +153,7 @@ def test_run_json(tmp_path, text):
 def test_report_json(tiny_run, tmp_path, change):
     results = {**json.loads((tiny_run[0] / "report.json").read_text()), **change}
     (tmp_path / "report.json").write_text(json.dumps(results))
-    with pytest.raises(OutputError, match=rf"report\.json: not a report as svdc writes it: {next(iter(change))}"):
+    with pytest.raises(OutputError, match=rf"report\.json: not a report written by svdc: {next(iter(change))}"):
         report.load(tmp_path)
     assert report.load(tiny_run[0])["name"] == "tiny"
 
@@ -198,7 +198,7 @@ def test_states_of_training(tmp_path, state):
 
 
 class Harmful:
-    """What a pickle runs as it is read."""
+    """Runs code when it is unpickled."""
 
     def __init__(self, file):
         self.file = file
@@ -218,7 +218,7 @@ def test_a_state_of_training_runs_no_code(tmp_path):
 
 
 def test_a_resumed_run_takes_the_number_of_threads_it_began_with(tmp_path, monkeypatch):
-    """Another number changes the last bits, and with them every byte."""
+    """Another number would change the last bits, and with them every byte."""
     from svdcompress.pipeline import _run
 
     seen = []
@@ -245,7 +245,7 @@ def test_a_resumed_run_takes_the_number_of_threads_it_began_with(tmp_path, monke
         torch.set_num_threads(before)
 
 
-# What a user's own model does
+# Behavior of a user's own model
 
 
 def user_run(tmp_path, monkeypatch, model, *sets):
@@ -292,14 +292,14 @@ def test_a_failure_in_training_is_said_in_the_users_terms_and_the_state_is_kept(
     with pytest.raises(SvdcError, match=said) as error:
         run(recipe, out)
     assert type(error.value).__name__ == kind
-    assert f"go on with: svdc sparsify --resume --out {out} --trust-code" in str(error.value)
+    assert f"continue with: svdc sparsify --resume --out {out} --trust-code" in str(error.value)
     assert (out / "state" / "dense.pt").is_file() and (out / "recipe.yaml").is_file()
 
 
 def test_batch_normalisation_of_a_single_example(tmp_path, monkeypatch):
     model = "def make():\n    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))\n"
     recipe, out = user_run(tmp_path, monkeypatch, model, "dense.batch_size=1")
-    with pytest.raises(SvdcError, match=r"batch normalisation needs two examples.*dense\.batch_size to 2"):
+    with pytest.raises(SvdcError, match=r"batch normalization needs at least two examples.*dense\.batch_size to 2"):
         run(recipe, out)
 
 

@@ -1,4 +1,4 @@
-"""Runs of models and data that were handed over in Python, opened again when the call is over."""
+"""Runs of models and data that were passed as Python objects, opened again after the call."""
 
 import copy
 
@@ -24,7 +24,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """What was handed over, and what came of it."""
+    """The objects that were passed, and the result."""
     torch.manual_seed(0)
     x = torch.randn(300, 6)
     data = (x, (x[:, 0] > 0).long())
@@ -47,13 +47,15 @@ def test_what_was_handed_over_opens_its_run_again(made):
 def test_what_is_missing_is_said(made):
     _, _, found = made
     run = svdc.load_run(found.folder)
-    with pytest.raises(ModelError, match=r"^model: handed over .*load_run\(folder, model=\.\.\.\), or .*--model FILE"):
+    with pytest.raises(ModelError, match=r"^model: passed in Python, .*load_run\(folder, model=\.\.\.\), or .*--model FILE"):
         _ = run.model
-    with pytest.raises(DataError, match=r"^data.name: handed over in Python, .*load_run\(folder, data=\.\.\.\)"):
+    with pytest.raises(DataError, match=r"^data.name: passed in Python, .*load_run\(folder, data=\.\.\.\)"):
         _ = run.data
-    with pytest.raises(UsageError, match=r"model: int is no torch.nn.Module"):
+    with pytest.raises(UsageError, match=r"model: int is neither a torch.nn.Module"):
         svdc.load_run(found.folder, model=3)
-    with pytest.raises(UsageError, match=r"model: list is no torch.nn.Module, no function that makes one, and no name"):
+    with pytest.raises(
+        UsageError, match=r"model: list is neither a torch.nn.Module, nor a function that makes one, nor a name"
+    ):
         svdc.load_run(found.folder, model=lambda: [net()])
 
 

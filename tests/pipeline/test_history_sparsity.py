@@ -1,4 +1,4 @@
-"""The history's sparsity is counted by the thresholds and the coupling that choose in the end."""
+"""The history's sparsity is counted with the thresholds and the coupling of the final choice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_last_row_of_training_has_the_sparsity_that_is_chosen(tmp_path, sett
         left = sum(row["weights"] for row in found["layers"])
     assert last["sparsity"] == pytest.approx(1 - left / total, abs=1e-12)
     (plain,) = [point["nonzero"] - others for point in found["threshold_curve"] if point["threshold"] == 3.0]
-    assert abs(last["sparsity"] - (1 - plain / total)) > 1e-3  # the default would have said something else
+    assert abs(last["sparsity"] - (1 - plain / total)) > 1e-3  # the default threshold would give another number
 
 
 class Twice(nn.Module):

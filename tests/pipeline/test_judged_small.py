@@ -1,4 +1,4 @@
-"""Ways of cutting a large model are judged by what they leave, in shapes of its own; the figures are those with masks."""
+"""Ways of cutting a large model are judged on pruned copies; the figures equal those with masks."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SHORT = (*SHAPES, "train.lr=1.0e-6", "search.mixture=auto")
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Weights of each model that a way was judged by."""
+    """The number of weights of each model that was used to judge a way."""
     found, losses = [], _choose_masks.losses
 
     def noted(model, *args, **kwargs):
@@ -27,7 +27,7 @@ def sizes(monkeypatch):
 
 
 def watched(monkeypatch):
-    """Of each way that is judged, whether it left the large model as it was."""
+    """For each judged way, whether it left the large model unchanged."""
     asked, option = [], _choose_masks.option
 
     def noted(model: nn.Module, *args, **kwargs):
@@ -60,7 +60,7 @@ def test_small_ones_and_masked_ones_are_judged_alike(tiny_recipe, tmp_path, monk
 
 
 def test_one_that_cannot_be_pruned_is_judged_with_its_masks(tiny_recipe, tmp_path, monkeypatch, sizes):
-    """What fails is what the choice asks for; the cut that is taken is made elsewhere."""
+    """Pruning fails only during the choice; the cut that is chosen is made elsewhere."""
     monkeypatch.setattr(_choose_masks, "LONG", 0)
     small = _ways.Units.small
 
@@ -78,5 +78,5 @@ def test_one_that_cannot_be_pruned_is_judged_with_its_masks(tiny_recipe, tmp_pat
 
     monkeypatch.setattr(_ways.Units, "small", failing)
     trial = run(searching(tiny_recipe, *SHORT), tmp_path / "run")["search"]["trials"][0]
-    assert len(asked) == len({id(owner) for owner in owners}) < len(owners)  # once of each choice: it would fail each time
+    assert len(asked) == len({id(owner) for owner in owners}) < len(owners)  # once for each choice: it would fail every time
     assert len(set(sizes)) == 1 and len(trial["mixture"]["candidates"]) > 1

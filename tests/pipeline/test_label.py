@@ -1,4 +1,4 @@
-"""Unlabelled data: the dense model's answers are the targets."""
+"""Unlabeled data: the dense model's answers are the targets."""
 
 import numpy as np
 import pytest
@@ -21,11 +21,11 @@ def network(outputs=3):
 
 
 def test_labelling_is_seen_to_go_on(monkeypatch):
-    """For 9,000 frames CREPE took five minutes, in silence."""
+    """With CREPE it took five minutes for 9,000 frames, without any output."""
     shown, working = [], Bars.working
     monkeypatch.setattr(Bars, "working", lambda bars, what, stays=True: shown.append(what) or working(bars, what, stays))
     svdc.sparsify(network(), torch.randn(300, 8), settings={**QUICK, "data.unlabelled": True, "train.epochs": 1})
-    assert shown.count("labelling") == 1
+    assert shown.count("labeling") == 1
 
 
 @pytest.mark.parametrize(("loss", "outputs"), [("cross-entropy", 3), ("binary", 1)])
@@ -43,7 +43,7 @@ def test_errors_are_disagreement_with_the_dense_model(loss, outputs):
 
 
 def open_data_of(x):
-    """The test examples that a run holds out of such data."""
+    """The test examples that a run holds out from such data."""
     from svdcompress.sources.given import given
 
     with given(data=x) as names:

@@ -1,4 +1,4 @@
-"""A run that was stopped after its training: what it had finished is not done again, unless what it came from is another."""
+"""A run stopped after training: finished work is not repeated unless its inputs changed."""
 
 import copy
 import json
@@ -25,11 +25,11 @@ WORK = {
     "promises on the test data": (_stages, "measure_promises"),
     "verify": (_stages, "verify_stage"),
 }
-"""What is counted as the work of a stage, wherever it is called."""
+"""The functions whose calls count as a stage's work, wherever they are called."""
 
 
 def stopped(recipe, out, before, monkeypatch):
-    """Run until a stage is about to begin."""
+    """Run until just before a stage."""
     stage = Context.stage
 
     def stopping(self, name):
@@ -44,7 +44,7 @@ def stopped(recipe, out, before, monkeypatch):
 
 
 def resumed(recipe, out, monkeypatch):
-    """Which work a resumed run does, and its results."""
+    """The work that a resumed run does, and its results."""
     done = []
     with monkeypatch.context() as patch:
         for name, (where, function) in WORK.items():
@@ -96,7 +96,7 @@ def whole(recipe, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def late(recipe, tmp_path_factory):
-    """A run that was stopped before its files were checked."""
+    """A run stopped before its files were checked."""
     with pytest.MonkeyPatch.context() as patch:
         return stopped(recipe, tmp_path_factory.mktemp("runs") / "late", "verify", patch)
 

@@ -1,4 +1,4 @@
-"""A whole run by `torchrun`: two gloo processes on the CPU, one model, one folder."""
+"""A whole run with `torchrun`: two gloo processes on the CPU, one model, one folder."""
 
 import json
 import os
@@ -21,13 +21,13 @@ def torchrun(*arguments, cwd=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["true", "false"])
 def test_two_processes_make_one_run(tiny_run, tmp_path, noise):
-    out = tmp_path / "runs" / "tiny"  # where it goes by itself
+    out = tmp_path / "runs" / "tiny"  # the default folder
     settings = [f"recover.noise={noise}", "recover.epochs=2", "train.shrink=50%", "train.batch_size=5", "device=cpu"]
     settings += ["train.epochs=5", "train.beta={start: 0, stop: 1, final: 1}"]
     wanted = [part for setting in settings for part in ("--set", setting)]
     done = torchrun("sparsify", tiny_run[0] / "recipe.yaml", "--json", *wanted, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)  # one process speaks
+    results = json.loads(done.stdout)  # only one process prints
     written = json.loads((out / "report.json").read_text())
     assert results["processes"] == 2 and all(results[name] == written[name] for name in written if name != "seconds")
     assert any("train.shrink works in one process only" in line for line in results["warnings"])
@@ -43,7 +43,7 @@ def test_two_processes_make_one_run(tiny_run, tmp_path, noise):
 
 @pytest.mark.slow
 def test_a_stopped_run_of_two_processes_goes_on(tiny_run, tmp_path):
-    """One that ends in the middle, of itself: the recovery's loss is not finite."""
+    """Here the run ends by itself midway, since the recovery's loss is not finite."""
     out = tmp_path / "run"
     bad = torchrun("sparsify", tiny_run[0] / "recipe.yaml", "--out", out, "--set", "recover.lr=1e30", "--set", "device=cpu")
     assert bad.returncode != 0 and (out / "state").is_dir() and not (out / "report.json").exists()

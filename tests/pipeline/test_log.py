@@ -1,4 +1,4 @@
-"""TensorBoard by option: the scalars of each epoch, and what is said without the package."""
+"""Optional TensorBoard logs: the scalars of each epoch, and the error if the package is missing."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The choice of a mixture in a run: what the report tells of it, a stop after it, and a search without it."""
+"""The choice of a mixture in a run: how it is reported, a stop after it, and a search without it."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from svdcompress.report import Results
 from svdcompress.search import Trial
 
 HARD = ("search.goal='nonzero=12x'", "search.trials=1", "search.levels=1")
-"""More than so little pressure takes by itself."""
+"""A goal that so little pressure does not reach by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_the_report_tells_the_candidates(found):
     by_name = {one["name"]: one for one in mixture["candidates"]}
     assert by_name[mixture["chosen"]]["nll"] <= by_name["weights"]["nll"]
     assert all(one["size"] <= by_name["weights"]["size"] for one in mixture["candidates"])
-    assert trial["costs"]["nonzero"] == pytest.approx(by_name[mixture["chosen"]]["size"], rel=0.02)  # biases learn on
+    assert trial["costs"]["nonzero"] == pytest.approx(by_name[mixture["chosen"]]["size"], rel=0.02)  # biases continue to learn
     stored = json.loads((out / "report.json").read_text())
     assert stored["search"]["trials"][0]["mixture"] == mixture
     known = Results.model_validate(stored).search

@@ -1,4 +1,4 @@
-"""Outputs beside the one that is trained and judged: which of them a run warns of."""
+"""Outputs besides the one that is trained and judged: which of them a run warns about."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from svdcompress.sources import Data, InMemory
 
 
 class Detector(nn.Module):
-    """Classes and boxes of one trunk, in any container."""
+    """Classes and boxes from one trunk, in any container."""
 
     def __init__(self, form, frozen=False):
         super().__init__()
@@ -26,7 +26,7 @@ class Detector(nn.Module):
 
 
 def warnings_of(form, loss="cross-entropy", targets=None, frozen=False):
-    """The warnings of a model before it is trained."""
+    """The warnings for a model before training."""
     examples = InMemory(torch.randn(6, 4), torch.arange(6) % 3 if targets is None else targets)
     recipe = load_recipe(None, ["model=./mine.py:make", f"loss={loss}"])
     data = Data(examples, examples, examples, recipe.task, 3)
@@ -45,7 +45,7 @@ def warnings_of(form, loss="cross-entropy", targets=None, frozen=False):
 )
 def test_an_output_that_nothing_trains_is_told_before_training(form, named, frozen):
     (said,) = warnings_of(form, frozen=frozen)
-    assert said.startswith(f"the model also gives {named}: nothing here trains or judges it; leave its layers out (--set")
+    assert said.startswith(f"the model also returns {named}: nothing here trains or evaluates it; leave its layers out (--set")
 
 
 def test_what_is_no_further_prediction_is_not_told(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_what_is_no_further_prediction_is_not_told(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("def loss(output, targets):\n    return output['boxes'].square().mean()\n")
     monkeypatch.chdir(tmp_path)
     own = "{name: ./own.py:loss, task: classification}"
-    assert not warnings_of(lambda c, b: {"logits": c, "boxes": b}, own)  # which gets both
+    assert not warnings_of(lambda c, b: {"logits": c, "boxes": b}, own)  # it gets both
 
 
 def test_logits_that_do_not_come_first_are_told_what_to_do():
@@ -65,12 +65,12 @@ def test_logits_that_do_not_come_first_are_told_what_to_do():
         return [b[:, None], c]
 
     with pytest.raises(
-        ModelError, match=r"of shape \(2, 1, 4\) and \(2, 3\), .* the first counts: return the logits first, or a dic"
+        ModelError, match=r"of shape \(2, 1, 4\) and \(2, 3\), .* first of several outputs is used: return the logits"
     ):
         warnings_of(other_way_round)
     with pytest.raises(ModelError, match=r"does not fit") as error:
         warnings_of(lambda c, b: b[:, None])
-    assert "the first counts" not in str(error.value)
+    assert "outputs is used" not in str(error.value)
 
 
 def test_other_outputs_of_transformers_are_those_that_answer():

@@ -49,7 +49,7 @@ def test_a_learning_rate_of_fine_tuning_takes_no_weight_to_the_threshold():
     for part in ("180 steps", "--epochs", "--set train.lr=", "--threshold 1", "% of the weights are within reach"):
         assert part in line, (part, line)
     assert found.within < 0.2
-    # and what it says to set is enough
+    # and the suggested settings suffice
     longer = int(line.partition("--epochs ")[2].partition(",")[0])
     assert out_of_reach(*reached("train.lr=2e-5", f"train.epochs={longer}")) == []
     faster = line.partition("--set train.lr=")[2].partition(";")[0]
@@ -57,7 +57,7 @@ def test_a_learning_rate_of_fine_tuning_takes_no_weight_to_the_threshold():
 
 
 def test_under_sgd_the_rate_of_the_variances_is_what_to_set():
-    """It doesn't follow that of the means, which move by their gradients: nobody knows how far."""
+    """It doesn't depend on that of the means, which move by their gradients, and it's unknown how far."""
     setting = ("train.optimizer=sgd", "train.lr=0.01", "train.epochs=3")
     recipe, found = reached(*setting)
     (line,) = out_of_reach(recipe, found)
@@ -75,7 +75,7 @@ def test_a_learning_rate_that_is_nearly_enough_is_not_advised_again():
 def test_nothing_is_said_of_training_that_is_long_enough():
     assert out_of_reach(*reached()) == []
     assert out_of_reach(*reached("train.epochs=0")) == []
-    assert out_of_reach(*reached("convert.threshold=100", "train.lr=2e-5")) == []  # nothing shall go
+    assert out_of_reach(*reached("convert.threshold=100", "train.lr=2e-5")) == []  # nothing is meant to go
 
 
 def test_the_learning_rate_of_the_variances_that_a_recipe_leaves_to_itself():
@@ -84,7 +84,7 @@ def test_the_learning_rate_of_the_variances_that_a_recipe_leaves_to_itself():
     assert out_of_reach(recipe, found) == []
     assert reached("train.lr=2e-5")[1].lr_log_sigma2 == 2e-5
     assert reached("train.lr=2e-5", "train.lr_log_sigma2=0.003")[1].lr_log_sigma2 == 0.003
-    assert reached("train.lr_log_sigma2=auto", "train.epochs=1", examples=2000)[1].lr_log_sigma2 == 0.1  # and no more
+    assert reached("train.lr_log_sigma2=auto", "train.epochs=1", examples=2000)[1].lr_log_sigma2 == 0.1  # but not more
     assert reached("train.lr=0.5", "train.lr_log_sigma2=auto")[1].lr_log_sigma2 == 0.5
 
 
@@ -96,7 +96,7 @@ def test_a_rule_may_start_a_layer_otherwise():
         scale = layers["2"].weight.detach().square().mean().log()
         assert float(layers["2"].log_sigma2.detach().mean()) == pytest.approx(float(scale) + second, abs=1e-4)
     plain = dict(variational_layers(converted(trained_net(), settings("convert.log_alpha=-6"))))
-    assert float(plain["0"].log_alpha().detach().mean()) > -6  # smaller weights than the scale of the layer
+    assert float(plain["0"].log_alpha().detach().mean()) > -6  # its weights are smaller than the layer's scale
 
 
 def test_dry_run_and_inspect_tell_of_the_reach_of_a_trained_model(tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_dry_run_and_inspect_tell_of_the_reach_of_a_trained_model(tmp_path, monk
     found = estimate(load_recipe(None, [*options, "weights=w.safetensors", "device=cpu"]))
     assert any("training is too short" in line for line in found.warnings)
     assert json.dumps(found.to_dict()["reach"])
-    drawn = estimate(load_recipe(None, [*options, "device=cpu"]))  # to be trained first: it has no weights to speak of yet
+    drawn = estimate(load_recipe(None, [*options, "device=cpu"]))  # not trained yet: its weights say nothing
     assert not any("training is too short" in line for line in drawn.warnings)
     command = ["inspect", *(part for option in options for part in ("--set", option))]
     text = CliRunner().invoke(app, [*command, "--weights", "w.safetensors"], env={"COLUMNS": "400"}).output
@@ -116,7 +116,7 @@ def test_dry_run_and_inspect_tell_of_the_reach_of_a_trained_model(tmp_path, monk
     assert "way to the threshold" not in CliRunner().invoke(app, command, env={"COLUMNS": "400"}).output
 
 
-# What became of it
+# The outcome
 
 
 def results(before=1000, after=1000, zeros=0.1, dead=0, groups=(), within=1.0):
@@ -132,11 +132,11 @@ def test_scattered_zeros_weights_that_stay_and_units_that_must_stay_are_told_apa
     assert "80% of the weights are zero, but scattered" in line and "convert.share='{weight:" in line
     (line,) = nothing_smaller(settings(), results(), [{"stage": "train", "beta": 0.02}, {"stage": "recover", "beta": 5}])
     assert "Only 10% of the weights were dropped" in line and "train.beta.final=0.06" in line and "--epochs 40" in line
-    assert "could not get to the threshold" not in line
+    assert "could not reach the threshold" not in line
     (line,) = nothing_smaller(settings(), results(within=0.2))
-    assert "could not get to the threshold" in line
+    assert "could not reach the threshold" in line
     (line,) = nothing_smaller(settings("convert.share=output"), results())
-    assert "convert.share=" not in line  # it asks units already
+    assert "convert.share=" not in line  # it already asks for units
     (line,) = nothing_smaller(settings("convert.share={weight: 0.8, input: 0.2}"), results(zeros=0.8))
     assert "convert.share='{weight: 0.5, input: 0.25, output: 0.25}'" in line and "it is weight, input" in line
 
@@ -153,7 +153,7 @@ def test_units_that_stay_are_counted_where_they_are_and_those_that_went_are_not(
 
 
 def timed(ratio=1.1, macs=3.0, dense=1.0, after=(37, 64), objective=None, **pruning):
-    """Results of a run with two layers of 64 outputs, of which `after` are left."""
+    """Results of a run with two layers of 64 outputs each, of which `after` remain."""
     layers = [
         {"name": f"conv{n}", "shape_before": [64, 64, 3, 3], "shape_after": [left, 64, 3, 3]} for n, left in enumerate(after)
     ]
@@ -203,7 +203,7 @@ def test_more_epochs_than_none_are_some():
 
 
 def test_the_speed_that_a_run_measures_is_what_it_speaks_of(tmp_path, monkeypatch):
-    """The stage that measures the files tells: in the report's warnings, which end the run on the screen."""
+    """The stage that measures the files puts it into the report's warnings, which the run prints at the end."""
     from types import SimpleNamespace
 
     from svdcompress import cost
@@ -250,14 +250,14 @@ def test_the_learning_rate_that_is_told_is_the_one_that_trains(tiny_recipe, tmp_
     recipe.train.beta.stop = 0.0
     recipe.export.onnx, recipe.report.html, recipe.report.latency, recipe.uncertainty.samples = False, False, False, 0
     found = run(recipe, tmp_path / "run")
-    assert seen["train"] == found["reach"]["lr_log_sigma2"] == 0.1  # the most, for three steps
+    assert seen["train"] == found["reach"]["lr_log_sigma2"] == 0.1  # the maximum, for three steps
     assert seen["recover"] is None
     assert load_recipe(tmp_path / "run").train.lr_log_sigma2 == "auto"
 
 
 @pytest.mark.slow
 def test_a_model_alone_becomes_smaller(tmp_path, monkeypatch):
-    """`--model` and `--data` and the defaults, on a table: fewer units, not only zeros."""
+    """`--model` and `--data` with the defaults, on a table: the model gets fewer units, not only zeros."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2000, 12)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Parts of a run by themselves: models that read fewer inputs, batches for onnxruntime, folders taken back."""
+"""Parts of a run tested separately: models that read fewer inputs, batches for onnxruntime, folders reused."""
 
 from functools import partial
 
@@ -68,7 +68,7 @@ def test_weights_of_zero_do_what_a_selection_does(first, shape, last):
     [
         (nn.LayerNorm(3), (8,), nn.Linear(3, 2)),
         (nn.Conv2d(3, 3, 3, groups=3), (8, 5, 5), nn.Linear(27, 2)),
-        (nn.Linear(5, 6), (8, 5), nn.Linear(18, 2)),  # reads another dimension
+        (nn.Linear(5, 6), (8, 5), nn.Linear(18, 2)),  # reads along another dimension
     ],
     ids=["norm", "depthwise", "other dimension"],
 )
@@ -150,7 +150,7 @@ def test_a_folder_left_by_a_kill_before_the_recipe_is_free_and_a_finished_run_is
 
 
 class Residual(nn.Module):
-    """A stream of 6 units that `inner` and `head` read, and `stem` and `outer` write."""
+    """A stream of 6 units that `stem` and `outer` write and `inner` and `head` read."""
 
     def __init__(self):
         super().__init__()
@@ -173,9 +173,9 @@ def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
             rows = layer.weight if side == "output" else layer.weight.T
             noise = layer.log_sigma2 if side == "output" else layer.log_sigma2.T
             if name in readers:
-                noise[1] = 9.0  # both find unit 1 to be noise
+                noise[1] = 9.0  # unit 1 is irrelevant for both
             if name == readers[0]:
-                noise[2], rows[2] = 9.0, 1e-3  # one of them unit 2, which the other needs
+                noise[2], rows[2] = 9.0, 1e-3  # unit 2 is irrelevant for one of them, but the other needs it
             elif name == readers[1]:
                 rows[2] = 60.0
 
@@ -183,7 +183,7 @@ def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
         settings = [f"relevance.coupled={coupled}", f"convert.share={side}", "relevance.candidates=[3]"]
         chosen = choose(model, load_recipe(None, settings), lambda m: {"error": 1.0, "nll": 0.0}, x)
         masks, curve = chosen.masks, chosen.curve
-        assert {point["threshold"]: point["nonzero"] for point in curve}[3.0] == masks.kept + 20  # and the biases
+        assert {point["threshold"]: point["nonzero"] for point in curve}[3.0] == masks.kept + 20  # plus the biases
         units = {name: masks[name].T if side == "input" else masks[name] for name in readers}
         return [[bool(units[name][unit].any()) for name in readers] for unit in range(6)], units
 
@@ -200,7 +200,7 @@ def test_masks_of_coupled_units_go_or_stay_as_a_whole(side):
 
 
 def chain():
-    """Channels that one layer reads in several columns: nothing that layers share."""
+    """Channels that one layer reads in several columns, so layers share nothing."""
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
 
 

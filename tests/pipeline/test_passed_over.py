@@ -1,4 +1,4 @@
-"""Settings that a run passes over are said once; and have no part in what is told of the reach of the training."""
+"""Settings that a run ignores are reported once, and do not affect the reported reach of the training."""
 
 import pytest
 import torch
@@ -22,13 +22,13 @@ def test_a_search_says_what_it_passes_over():
     (line,) = told("search.goal='macs=2x'", *UNUSED)
     for setting in UNUSED:
         assert setting.partition("=")[0] in line
-    assert told("search.goal='macs=2x'") == [] == told(*UNUSED)  # without a search all of that counts
+    assert told("search.goal='macs=2x'") == [] == told(*UNUSED)  # without a search, all of them have an effect
     assert told("search.goal='macs=2x'", "train.beta.final=0.3", "train.lr=0.01", "relevance.threshold=2") == []
 
 
 def test_a_latency_command_that_nobody_asks_is_said():
     (line,) = told("search.goal='macs=2x'", "search.latency_command=./ask.sh")
-    assert "search.latency_command is not asked" in line and "multiply-accumulates" in line
+    assert "search.latency_command is not used" in line and "multiply-accumulates" in line
     assert told("search.goal='latency=2x'", "search.latency_command=./ask.sh") == []
 
 
@@ -72,14 +72,14 @@ def test_the_same_settings_where_they_count():
 def test_run_and_dry_run_say_it(tiny_recipe, tmp_path):
     few = ["train.epochs=1", "recover.epochs=1", "search.levels=1", "search.trials=1", "export.onnx=false"]
     recipe = searching(tiny_recipe, "search.goal='nonzero=2x'", "train.keep=best", "relevance.tolerance=0.2", *few)
-    said = [line for line in estimate(recipe).notes if "passes over" in line]
+    said = [line for line in estimate(recipe).notes if "and ignores" in line]
     assert len(said) == 1 and "train.keep" in said[0] and "relevance.tolerance" in said[0]
     notes = run(recipe, tmp_path / "run")["notes"]
-    assert [line for line in notes if "passes over" in line] == said
+    assert [line for line in notes if "and ignores" in line] == said
 
 
 def reached(*settings):
-    """What is told of the reach of a trained net, with 6,000 examples."""
+    """The recipe and reach of a trained net with 6,000 examples."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
     recipe = load_recipe(None, ["train.epochs=20", "train.lr=1e-4", *settings])
@@ -90,12 +90,12 @@ def reached(*settings):
 @pytest.mark.parametrize("goal", ["macs=2x", "nonzero=2x"])
 def test_the_reach_of_a_search_is_told_without_the_settings_that_it_passes_over(goal):
     recipe, found = reached(f"search.goal='{goal}'")
-    assert found == reached()[1] and found.steps == 60 * 20  # as before anything is set
+    assert found == reached()[1] and found.steps == 60 * 20  # the same as without these settings
     settings = [setting for setting in UNUSED if "tolerance" not in setting]
     other, same = reached(f"search.goal='{goal}'", *settings)
     assert same == found
     assert out_of_reach(other, same) == out_of_reach(recipe, found) != []
-    assert reached(*settings)[1].travel < reached()[1].travel  # where there is one training, they count
+    assert reached(*settings)[1].travel < reached()[1].travel  # in a single training, they have an effect
     assert mildest(other) is None and mildest(load_recipe(None, settings)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Figures of the test data from one pass of each model, and a pass that hears that the run is to stop."""
+"""Metrics on the test data from one pass of each model, and a pass that notices that the run is to stop."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from svdcompress.train import evaluate
 
 
 def data(task, seed=0):
-    """Three splits that differ; targets of two classes or of two numbers."""
+    """Three different splits; the targets are two classes or two numbers."""
     g = torch.Generator().manual_seed(seed)
 
     def part(n):
@@ -36,7 +36,7 @@ def data(task, seed=0):
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("carries", [False, True])
 def test_figures_are_those_of_a_pass_for_each(task, carries):
-    """Of `evaluate`, once for each figure; a model may carry a temperature, or a noise of its own."""
+    """They equal those of `evaluate`, called for each metric; a model may carry a temperature or noise of its own."""
     torch.manual_seed(1)
     source, model = data(task), nn.Linear(3, 2).eval()
     own = likelihood_for(task)
@@ -92,7 +92,7 @@ def test_a_pass_stops_after_the_batch_under_way():
 
 @pytest.mark.parametrize("stage", ["calibrate", "evaluate", "figures"])
 def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypatch, stage):
-    """It comes while a pass is made; the run goes on and ends as one that never stopped."""
+    """It arrives during a pass; the resumed run ends like one that never stopped."""
     plain, stopped = run(tiny_recipe, tmp_path / "plain"), tmp_path / "stopped"
     batches, under_way = Listening.batches, []
     real = Context.stage
@@ -111,7 +111,7 @@ def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Context, "stage", staged)
         patch.setattr(Listening, "batches", signalled)
-        with pytest.raises(Interrupted, match=r"stopped by SIGTERM before the run's figures were done.*Go on with"):
+        with pytest.raises(Interrupted, match=r"stopped by SIGTERM before the run's figures were done.*Continue with"):
             run(tiny_recipe, stopped)
     assert not (stopped / "report.json").exists()
     found = run(tiny_recipe, stopped, resume=True)
@@ -122,9 +122,9 @@ def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypa
 
 
 def test_a_signal_while_files_are_checked_makes_none_of_them_wrong(tiny_recipe, tmp_path, monkeypatch):
-    """A check that it ended is none that failed, or that could not be made."""
+    """An interrupted check does not count as failed or as impossible."""
     real, recipe = _stages.verify_stage, tiny_recipe.model_copy(deep=True)
-    recipe.export.precision, recipe.uncertainty.samples = "int8", 0  # a file in fewer bits is tried on the test data
+    recipe.export.precision, recipe.uncertainty.samples = "int8", 0  # a file with fewer bits is tried on the test data
 
     def signalled(*given):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -139,7 +139,7 @@ def test_a_signal_while_files_are_checked_makes_none_of_them_wrong(tiny_recipe, 
 
 
 def test_the_work_of_calibration_is_bounded_wherever_the_model_is(tiny_recipe, tmp_path, monkeypatch):
-    """Its cost is counted where the inputs are, on the CPU: elsewhere it would not run on them, and count as nothing."""
+    """The cost is counted on the CPU, where the inputs are; elsewhere the model would not run on them, and count as free."""
     away, counted = [], []
     there, macs_of = _figures.there, _figures.macs_of
 
@@ -158,4 +158,4 @@ def test_the_work_of_calibration_is_bounded_wherever_the_model_is(tiny_recipe, t
     recipe.calibrate.coverage, recipe.uncertainty.samples, recipe.export.onnx = 0.8, 0, False
     run(recipe, tmp_path / "run")
     assert len(counted) == 3 and all(not gone and macs > 0 for gone, macs in counted)
-    assert len(fitted) > 2 and all(fitted)  # a pass over the data, and so on the device
+    assert len(fitted) > 2 and all(fitted)  # needs a pass over the data, so it runs on the device

@@ -1,4 +1,4 @@
-"""Places and data that fail a run while it goes on: a typed error, nothing lost, and the same result once that is mended."""
+"""Places and data that make a running run fail: a typed error, nothing lost, and the same result once that is fixed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole(recipe, tmp_path_factory):
 
 
 def same(left, right):
-    """The same files, the same model, the same figures but for times."""
+    """Check for the same files, the same model, and the same figures except for times."""
     assert sorted(path.name for path in left.iterdir()) == sorted(path.name for path in right.iterdir())
     assert (left / "model.safetensors").read_bytes() == (right / "model.safetensors").read_bytes()
     reports = [json.loads((folder / "report.json").read_text()) for folder in (left, right)]
@@ -64,7 +64,7 @@ def same(left, right):
 
 @contextmanager
 def largest_file(size):
-    """Within it no file can grow beyond so many bytes: what a full disk does, to a process of any user."""
+    """Limit the size of files, which acts like a full disk for any user."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -74,7 +74,7 @@ def largest_file(size):
 
 
 def at(monkeypatch, stage, act):
-    """Do something as a stage begins, once."""
+    """Call `act` once, when a stage begins."""
     stages, done = Context.stage, []
 
     def begins(self, name):
@@ -87,7 +87,7 @@ def at(monkeypatch, stage, act):
 
 
 def failing(recipe, out, said, kind=OutputError, resume=False):
-    """The message of a run that fails; where it left something, it says how to go on."""
+    """The message of a run that fails; if files are left, it must say how to continue."""
     with pytest.raises(kind, match=said) as error:
         run(recipe, out, resume=resume)
     assert ("svdc sparsify --resume" in str(error.value)) is (out / "recipe.yaml").is_file()
@@ -125,7 +125,7 @@ def test_a_disk_that_is_full_for_the_files_at_the_end(tiny_recipe, tiny_run, tmp
 
 
 def test_a_full_disk_is_called_so_whatever_the_library_says(tmp_path, monkeypatch):
-    """torch's is "unexpected pos 64 vs 0"."""
+    """torch's own message is "unexpected pos 64 vs 0"."""
 
     def fails(path):
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
@@ -137,7 +137,7 @@ def test_a_full_disk_is_called_so_whatever_the_library_says(tmp_path, monkeypatc
             files.write_atomically(tmp_path / "state.pt", fails)
     with pytest.raises(OutputError, match=r"cannot be written: .*unexpected pos 64 vs 0; free some space or choose another"):
         files.write_atomically(tmp_path / "state.pt", fails)
-    with pytest.raises(OutputError, match=r"the folder .*gone is not there any more$"):
+    with pytest.raises(OutputError, match=r"the folder .*gone no longer exists$"):
         files.write_atomically(tmp_path / "gone" / "state.pt", lambda path: path.write_text(""))
 
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_called_so_whatever_the_library_says(tmp_path, monkeypatc
 def test_a_folder_that_vanishes_and_comes_back(recipe, whole, tmp_path, monkeypatch, stage):
     out, away = tmp_path / "run", tmp_path / "away"
     done = at(monkeypatch, stage, lambda: out.rename(away))
-    failing(recipe, out, "is not there any more")
+    failing(recipe, out, "no longer exists")
     assert done and not out.exists()
     away.rename(out)
     run(recipe, out, resume=True)
@@ -157,14 +157,14 @@ def test_a_folder_that_vanishes_and_comes_back(recipe, whole, tmp_path, monkeypa
 
 def test_a_folder_that_is_gone_for_good_is_free_again(recipe, whole, tmp_path, monkeypatch):
     at(monkeypatch, "prune", lambda: shutil.rmtree(tmp_path / "run"))
-    failing(recipe, tmp_path / "run", "is not there any more")
+    failing(recipe, tmp_path / "run", "no longer exists")
     run(recipe, tmp_path / "run")
     assert same(tmp_path / "run", whole)
 
 
 @contextmanager
 def read_only(folder):
-    """Within it a folder takes no changes: by its mode, or, for root, by a kernel's answer that is made up."""
+    """Make a folder read-only: by its mode or, for root, by simulating the kernel's answer."""
     if os.geteuid():
         modes = {path: path.stat().st_mode for path in (folder, folder / "state")}
         for path in modes:
@@ -238,7 +238,7 @@ def images(folder):
 @pytest.mark.parametrize("harm", ["truncated", "empty", "removed"])
 def test_an_image_that_breaks_while_the_run_goes_on(tiny_recipe, tmp_path, monkeypatch, harm):
     pytest.importorskip("PIL")
-    monkeypatch.setattr(_images, "IN_MEMORY_BYTES", 0)  # each is read whenever it is needed
+    monkeypatch.setattr(_images, "IN_MEMORY_BYTES", 0)  # images are read whenever they are needed
     every = images(tmp_path / "photos")
     sets = [f"data=imagefolder:{tmp_path}/photos", "data.image_size=[4, 4]", "data.workers=0", "data.transform=[flatten]"]
     recipe = load_recipe(_stored(tiny_recipe), [*QUICK, *sets, "data.limit=null", "model.args={sizes: [16, 12, 3]}"])
@@ -260,11 +260,11 @@ def test_an_image_that_breaks_while_the_run_goes_on(tiny_recipe, tmp_path, monke
 
 
 class Stopped(Exception):
-    """In place of a kill."""
+    """Raised instead of killing the run."""
 
 
 def stopped_run(tmp_path, monkeypatch, tiny_recipe):
-    """A run on a file of data, stopped before its fine-tuning, and the arrays of the file."""
+    """A run on a data file, stopped before its fine-tuning, and the arrays in the file."""
     rng = np.random.default_rng(0)
     arrays = {"x": rng.normal(size=(60, 4)).astype(np.float32), "y": np.arange(60) % 3}
     np.savez(tmp_path / "d.npz", **arrays)
@@ -286,7 +286,7 @@ def test_data_that_are_fewer_when_a_run_goes_on_are_refused(tiny_recipe, tmp_pat
     out = tmp_path / "run"
     before = (out / "state" / "dense.pt").read_bytes()
     np.savez(tmp_path / "d.npz", **{name: array[:40] for name, array in arrays.items()})
-    failing(recipe, out, r"examples of the split train, and \d+ when the run in .* began", DataError, resume=True)
+    failing(recipe, out, r"the split train has \d+ examples, but had \d+ when the run in .* began", DataError, resume=True)
     content = (tmp_path / "d.npz").read_bytes()
     (tmp_path / "d.npz").write_bytes(content[: len(content) // 2])
     failing(recipe, out, r"d\.npz", DataError, resume=True)
@@ -294,7 +294,7 @@ def test_data_that_are_fewer_when_a_run_goes_on_are_refused(tiny_recipe, tmp_pat
     failing(recipe, out, r"d\.npz", DataError, resume=True)
     assert (out / "state" / "dense.pt").read_bytes() == before
     np.savez(tmp_path / "d.npz", **arrays)
-    assert not any("other values" in line for line in run(recipe, out, resume=True).get("warnings", []))
+    assert not any("have changed" in line for line in run(recipe, out, resume=True).get("warnings", []))
     assert open_run(out).model is not None
 
 
@@ -303,7 +303,7 @@ def test_data_with_other_values_when_a_run_goes_on_are_told_of(tiny_recipe, tmp_
     arrays["x"][:, 1] *= 2
     np.savez(tmp_path / "d.npz", **arrays)
     said = run(recipe, tmp_path / "run", resume=True)["warnings"]
-    assert [line for line in said if line.startswith("the data (train, validation, test) hold other values than when")]
+    assert [line for line in said if line.startswith("the data (train, validation, test) have changed since the run began")]
 
 
 def test_data_may_change_as_long_as_nothing_was_trained(tiny_recipe, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Targets for each pixel or token: whole runs through the commands, and figures against plain loops over positions."""
+"""Targets for each pixel or token: whole runs through the commands, and metrics against plain loops over positions."""
 
 import csv
 import json
@@ -71,7 +71,7 @@ LOSSES = {
 
 
 def svdc(*words):
-    """The output of a command that must go well."""
+    """The output of a command that must succeed."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     return result.output
@@ -93,7 +93,7 @@ def sparsify(kind, *more):
 
 
 def by_hand(kind, model, x, y):
-    """Error in percent or RMSE of a model, position by position."""
+    """A model's error in percent, or its RMSE, position by position."""
     with torch.no_grad():
         out = model(x)
     if LOSSES[kind] == "cross-entropy":
@@ -125,7 +125,7 @@ def test_every_kind_of_positions_comes_to_its_end(tmp_path, monkeypatch, kind):
         assert results[name]["metrics"][figure] == pytest.approx(expected, rel=1e-4)
         row = "dense" if name == "dense" else "sparse, mean"
         assert results["uncertainty"][row][figure] == pytest.approx(expected, rel=1e-4)
-    assert results["dense"]["metrics"][figure] < (40 if figure == "error" else 2.5)  # it learns: targets lie where they belong
+    assert results["dense"]["metrics"][figure] < (40 if figure == "error" else 2.5)  # it learns, so targets are in place
     out = onnxruntime.InferenceSession("out/model.onnx").run(None, {"input": x.numpy()})
     with torch.no_grad():
         plain = opened.model(x)
@@ -210,7 +210,7 @@ def test_a_batch_of_ignored_positions_alone_has_no_loss():
 
 
 def test_a_teacher_of_positions_counts_each_once():
-    """Its divergence is the mean over positions, whichever dimension holds the classes."""
+    """The distillation loss is the mean over positions, whichever dimension holds the classes."""
     from svdcompress.likelihoods import Classification
     from svdcompress.recipe import Distillation
     from svdcompress.train._distill import Teacher

@@ -1,4 +1,4 @@
-"""`convert.posterior` in a recipe: which layers have it, and a run from training to the files and back."""
+"""`convert.posterior` in a recipe: which layers get it, and a run from training to the files and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the validation and test data is drawn for promises: what was asked for, and bounded where nothing was."""
+"""How many validation and test examples get draws for promises: as requested, or a bounded number if nothing was requested."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from svdcompress.sources import InMemory
 
 @pytest.fixture
 def staged(tiny_run, tmp_path, monkeypatch):
-    """Of multiply-accumulates and settings: what the stage did; draws are counted where they are made."""
+    """A function of multiply-accumulates and settings that runs the stage and counts its draws."""
     run = open_run(tiny_run[0])
     some = run.data.validation.subset(torch.arange(720) % len(run.data.validation))
     data = dataclasses.replace(run.data, validation=some, test=some)
@@ -73,7 +73,7 @@ def test_a_large_one_is_drawn_little_unless_a_promise_is_asked_for(staged, tmp_p
     )
     asked = staged(macs, coverage=0.9, answer_above=0.5)
     assert 9 * found.drawn < asked.drawn <= MOST_MACS / macs
-    assert asked.measured <= MOST_MACS / macs  # once for both promises, the mean size of a set included
+    assert asked.measured <= MOST_MACS / macs  # once for both promises, including the mean size of a set
     assert all("test" in promise for by in asked.promises.values() for promise in by.values())
     assert asked.promises["coverage"]["mean"]["examples"] == count
     draws = asked.promises["coverage"]["samples"]["samples"]
@@ -83,9 +83,9 @@ def test_a_large_one_is_drawn_little_unless_a_promise_is_asked_for(staged, tmp_p
 
 def test_a_huge_one_is_not_drawn_and_that_is_said(staged, tmp_path, tiny_run):
     found = staged(10**10)
-    assert found.drawn == 0 and "holds nothing of draws" in found.notes[0] and "calibrate.answer_above" in found.notes[0]
+    assert found.drawn == 0 and "holds no data on draws" in found.notes[0] and "calibrate.answer_above" in found.notes[0]
     assert len(load_promises(tmp_path / KEPT, "mean").scores) == len(found.data.validation)
-    with pytest.raises(CheckpointError, match=r"nothing of 'samples'.*needs calibrate\.coverage"):
+    with pytest.raises(CheckpointError, match=r"no results of 'samples'.*needs calibrate\.coverage"):
         load_promises(tmp_path / KEPT, "samples")
 
 

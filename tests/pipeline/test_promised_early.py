@@ -1,4 +1,4 @@
-"""A coverage that the validation data cannot promise is told before anything is trained."""
+"""A coverage that the validation data cannot promise is reported before training."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_too_few_validation_examples_are_told(task):
     (line,) = told(task, targets, "calibrate.coverage=0.99")
     assert "0.99 cannot be promised from 80 validation examples; it takes 99" in line
     assert told(task, targets, "calibrate.coverage=0.9") == [] == told(task, targets)
-    assert told(task, torch.zeros(80, 4, 4, dtype=targets.dtype), "calibrate.coverage=0.99") == []  # positions count each
+    assert told(task, torch.zeros(80, 4, 4, dtype=targets.dtype), "calibrate.coverage=0.99") == []  # each position counts
 
 
 def test_of_several_targets_each_takes_its_examples():
     (line,) = told("regression", torch.zeros(80, 4), "calibrate.coverage=0.99")
     assert "cannot be promised for each of 4 targets from 80" in line
-    assert told("classification", torch.zeros(80, 4, dtype=torch.long), "calibrate.coverage=0.99") == []  # positions
+    assert told("classification", torch.zeros(80, 4, dtype=torch.long), "calibrate.coverage=0.99") == []  # positions count
 
 
 def test_a_task_without_sets_is_told():

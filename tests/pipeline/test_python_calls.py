@@ -1,4 +1,4 @@
-"""`svdc.sparsify` from Python: what is asked for by two names, data and models of other forms, what a call leaves as it was."""
+"""`svdc.sparsify` from Python: settings under two names, other forms of data and models, and what a call leaves unchanged."""
 
 import random
 import shutil
@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def recipe_of(monkeypatch):
-    """The recipe that a call would run."""
+    """The recipe that a call would run, which is intercepted."""
 
     def stop(recipe, *more, **rest):
         raise Stopped(recipe)
@@ -75,14 +75,14 @@ def test_a_share_in_words_takes_the_place_of_one_in_numbers(recipe_of):
 
 
 def test_fields_that_are_none_are_named(recipe_of):
-    with pytest.raises(RecipeError, match=r"settings: 1 is no field; write section\.field"):
+    with pytest.raises(RecipeError, match=r"settings: 1 is not a field; write section\.field"):
         changed(load_recipe(None), {1: 2})
-    with pytest.raises(RecipeError, match="1 is no field"):
+    with pytest.raises(RecipeError, match="1 is not a field"):
         svdc.sparsify(nn.Linear(2, 2), (torch.zeros(4, 2), torch.zeros(4)), settings={1: 2})
 
 
 class Swapped(TensorDataset):
-    """Gives other targets than its tensors hold."""
+    """Returns other targets than its tensors hold."""
 
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
@@ -108,7 +108,7 @@ def test_a_dataset_with_tensors_and_an_own_way_of_giving_them_is_asked(loader):
 
 def test_bytes_that_are_no_images_are_warned_of():
     y = torch.arange(20) % 2
-    told = "the data object: inputs of bytes (uint8) go in divided by 255, as images do"
+    told = "the data object: byte inputs (uint8) are divided by 255 like images"
     flat = opened((torch.randint(0, 255, (20, 5), dtype=torch.uint8), y))
     assert any(line.startswith(told) for line in flat.warnings)
     for others in (torch.randint(0, 255, (20, 1, 4, 4), dtype=torch.uint8), torch.randint(0, 255, (20, 5))):
@@ -117,7 +117,9 @@ def test_bytes_that_are_no_images_are_warned_of():
 
 def test_a_split_by_two_names_is_an_error():
     pair = (torch.zeros(6, 2), torch.zeros(6))
-    with pytest.raises(DataError, match=r"the data object returned train, val, valid: validation, val and valid are the same"):
+    with pytest.raises(
+        DataError, match=r"the data object returned train, val, valid: validation, val and valid mean the same split"
+    ):
         opened({"train": pair, "val": pair, "valid": pair})
 
 
@@ -130,7 +132,7 @@ def test_half_and_double_precision_go_in_as_single():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of a double-precision model by a quiet call: the call's warnings, generators before and after, the result."""
+    """A quiet run of a double-precision model: the call's warnings, random generators before and after, the result."""
     torch.manual_seed(5)
     x = torch.randn(200, 4, dtype=torch.float64)
     data = (x, (x[:, 0] > 0).long())
@@ -160,7 +162,7 @@ def test_the_generators_are_where_they_were(run):
 def test_a_model_in_double_precision_is_trained_in_single(run):
     model, data, found, *_ = run
     assert model[0].weight.dtype == torch.float64 and found.model(data[0].float()).dtype == torch.float32
-    assert "the model object came in float64 and is trained in float32, as its data are" in found.results["notes"]
+    assert "the model object has float64 weights but is trained in float32, like its data" in found.results["notes"]
 
 
 def test_the_data_are_checked_where_they_are_handed_over_again(run):
@@ -171,7 +173,7 @@ def test_the_data_are_checked_where_they_are_handed_over_again(run):
 
 @contextmanager
 def stopped_once_trained(monkeypatch):
-    """Within it a run is stopped as by Ctrl-C where its training has ended."""
+    """Stops a run as by Ctrl-C once its training has ended."""
     stages = sys.modules["svdcompress.pipeline._stages"]
     whole = stages.train_stage
 
@@ -186,12 +188,12 @@ def stopped_once_trained(monkeypatch):
 
 def test_a_run_goes_on_with_the_weights_that_it_began_with(run, tmp_path, monkeypatch):
     model, data, _, *_ = run
-    again = rf"stopped at once\. Go on with: svdcompress\.sparsify\(\.\.\., out='{tmp_path / 'run'}', resume=True\)"
+    again = rf"stopped at once\. Continue with: svdcompress\.sparsify\(\.\.\., out='{tmp_path / 'run'}', resume=True\)"
     with stopped_once_trained(monkeypatch), pytest.raises(svdc.errors.Interrupted, match=again):
         svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run")
     kept = (tmp_path / "run" / "dense.safetensors").read_bytes()
     other = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    with pytest.raises(ModelError, match="its weights are others than when the run in"):
+    with pytest.raises(ModelError, match="its weights differ from those with which the run in"):
         svdc.sparsify(other, data, settings=FEW, out=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "dense.safetensors").read_bytes() == kept
     assert svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run", resume=True).folder == tmp_path / "run"
@@ -223,6 +225,6 @@ def test_one_hot_targets_are_told_from_class_numbers(kind, tmp_path):
     y = torch.arange(40) % 3
     model = nn.Linear(4, 3)
     data = (torch.randn(40, 4), nn.functional.one_hot(y).to(kind))
-    hint = r"of the model object, of shape \(2, 3\).*look one-hot: give the number of each class, targets\.argmax\(1\)"
+    hint = r"of the model object, of shape \(2, 3\).*look one-hot: pass the number of each class, targets\.argmax\(1\)"
     with pytest.raises(ModelError, match=hint):
         svdc.sparsify(model, data, settings=FEW, out=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What stays makes up for what goes in a search: where all goes at once, and in the choice of ways; not where it is off."""
+"""Reconstruction in a search: if everything is cut at once, and in the choice of ways; not if it is off."""
 
 import re
 from collections import Counter
@@ -27,11 +27,11 @@ from svdcompress.sources import InMemory
 
 RECONSTRUCTED = (*SHAPES, "search.reconstruct=auto")
 SHORT = (*RECONSTRUCTED, "train.lr=1.0e-6")
-"""Training that is too short for the variances."""
+"""Training too short to learn the variances."""
 
 
 class Cuts:
-    """What was asked of `Reconstructor.cut`, and what it changed."""
+    """The calls of `Reconstructor.cut`, and what they changed."""
 
     def __init__(self, patch):
         self.masks, self.before, self.moved, self.found = [], [], [], []
@@ -51,7 +51,7 @@ class Cuts:
 
 
 def test_a_trial_under_pressure_has_learnt_to_do_without(tiny_recipe, tmp_path, monkeypatch):
-    """What it learnt, under noise, would be written over: its steps are as they are without reconstruction, to the byte."""
+    """Reconstruction would overwrite what was learned under noise: the trial's steps are the same without it, byte for byte."""
     cuts = Cuts(monkeypatch)
     monkeypatch.setattr(Search, "_empties_nothing", False)
     seen = Seen(monkeypatch)
@@ -85,10 +85,10 @@ def test_where_training_is_too_short_all_goes_at_once_and_recovery_has_the_epoch
     assert trial["reconstruction"] == cuts.found[0].to_dict() and trial["reconstruction"]["left"] == {}
     assert 0 < trial["reconstruction"]["after"] < trial["reconstruction"]["before"]
     stages = Counter(row["stage"] for row in results["history"])
-    assert stages["trial 1"] == 4 + 2 and set(stages) == {"dense", "trial 1"}  # those of cooling, and its own
+    assert stages["trial 1"] == 4 + 2 and set(stages) == {"dense", "trial 1"}  # the epochs of cooling, and its own
     assert results["search"]["epochs"]["search"] == 6 and results["search"]["reached"] is True
     (note,) = [note for note in results["notes"] if "begins without it" in note]
-    assert "pressure removes hardly a unit (training is too short for the variances)" in note
+    assert "pressure removes hardly any unit (training is too short for the variances)" in note
     (line,) = [line for line in results["warnings"] if "by rank alone" in line]
     assert "made without it: all the way to 6x was cut by rank alone. More epochs (--epochs 26)" in line
 
@@ -121,7 +121,7 @@ def test_more_trials_come_from_the_path_too(tiny_recipe, tmp_path):
 
 
 def test_a_network_is_cut_without_any_training(tiny_recipe, tmp_path):
-    """No step is made after the dense model's; what stays makes up for some of what goes all the same."""
+    """No step follows the dense model's training; reconstruction still makes up for some of what is cut."""
     none = [one for one in RECONSTRUCTED if not re.match(r"search\.(goal|trials)|train\.epochs|recover\.epochs", one)]
     none += ["train.epochs=0", "recover.epochs=0"]
     results = run(searching(tiny_recipe, *none, "search.goal='parameters=2x'"), tmp_path / "run")
@@ -140,7 +140,7 @@ def test_a_network_is_cut_without_any_training(tiny_recipe, tmp_path):
 
 
 def test_off_and_auto_are_all_there_is():
-    assert load_recipe(None, ["search.reconstruct=off"]).search.reconstruct == "off"  # which YAML reads as false
+    assert load_recipe(None, ["search.reconstruct=off"]).search.reconstruct == "off"  # YAML reads it as false
     with pytest.raises(RecipeError, match=r"search\.reconstruct"):
         load_recipe(None, ["search.reconstruct=always"])
 
@@ -198,7 +198,7 @@ def test_what_cannot_do_without_training_refuses_to_ahead_of_all_work(tiny_recip
     with pytest.raises(RecipeError, match=said):
         estimate(recipe)
     check_epochs(searching(tiny_recipe, "train.epochs=1", *settings))
-    check_epochs(searching(tiny_recipe, "train.epochs=0"))  # no search, no variances that would be asked
+    check_epochs(searching(tiny_recipe, "train.epochs=0"))  # no search, and variances are not needed
 
 
 def test_without_epochs_nothing_is_trained_whatever_is_within_reach(tiny_recipe, tmp_path, monkeypatch):

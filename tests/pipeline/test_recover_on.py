@@ -1,4 +1,4 @@
-"""The epochs that the trials of a search leave: the best trial recovers on, with the masks that it has."""
+"""The epochs that a search's trials leave over: the best trial continues its recovery, with the same masks."""
 
 import pytest
 import torch
@@ -17,14 +17,14 @@ GOAL = (
     "search.goal='parameters=6x'",
     "search.trials=null",
     "search.levels=1",
-    "train.epochs=7",  # two of them to cool
+    "train.epochs=7",  # two of them for cooling
     "recover.epochs=3",
 )
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tiny_recipe, tmp_path_factory):
-    """A search for a size, the small model that it began its last recovery with, and what it said."""
+    """A search for a size, the small model at the start of the last recovery, and the lines printed."""
     out, began, said = tmp_path_factory.mktemp("on") / "run", [], []
     working = Bars.working
     stage = _search_trials.recover_stage
@@ -68,9 +68,9 @@ def test_it_has_the_epochs_that_are_left(undisturbed, tiny_recipe):
     found, recipe = results["search"], searching(tiny_recipe, *GOAL)
     _, trials = levels_and_trials(recipe)
     assert trials == len(found["trials"]) - 1
-    spent = len(found["path"]) * 1 + trials * (2 + 3)  # by hand: a level, and cooling and recovery of each trial
+    spent = len(found["path"]) * 1 + trials * (2 + 3)  # by hand: a level, and the cooling and recovery of each trial
     assert found["epochs"] == {"search": spent + min(3 * 10 - spent, 2 * 3), "one_run": 10}
-    assert left_for(recipe, spent) == min(3 * 10 - spent, 2 * 3) >= 3  # one recovery at least
+    assert left_for(recipe, spent) == min(3 * 10 - spent, 2 * 3) >= 3  # at least one recovery
     chosen = next(trial for trial in found["trials"] if trial["number"] == found["chosen"])
     stages = [row["stage"] for row in results["history"]]
     ways = {chosen["number"], chosen["continues"]} - {None}
@@ -90,11 +90,11 @@ def test_the_better_one_of_both_is_taken(undisturbed):
 def test_it_is_said_which_trial_recovered_on(undisturbed):
     _, results, _, said = undisturbed
     last = results["search"]["trials"][-1]
-    assert sum(f"trial {last['number']} (trial {last['continues']} recovered on): " in line for line in said) == 1
+    assert sum(f"trial {last['number']} (trial {last['continues']} recovered further): " in line for line in said) == 1
 
 
 def test_what_has_no_epochs_is_seen_to_go_on(undisturbed):
-    """With a large model on a CPU, choosing what goes took 15 minutes without a line."""
+    """With a large model on a CPU, the choice of what to remove took 15 minutes without any output."""
     *_, said = undisturbed
     levels = said.index(next(line for line in said if line.startswith("level ")))
     assert "judging the dense model" in said[:levels]
@@ -151,7 +151,7 @@ def test_it_recovers_on_once_whatever_is_left_after_it(tiny_recipe, tmp_path, mo
         with pytest.raises(Interrupted):
             run(recipe, tmp_path / "run")
     found = run(recipe, tmp_path / "run", resume=True)["search"]
-    assert left_for(recipe, found["epochs"]["search"]) > 0  # it could have
+    assert left_for(recipe, found["epochs"]["search"]) > 0  # epochs are left over
     assert [trial["continues"] is None for trial in found["trials"]] == [True] * (len(found["trials"]) - 1) + [False]
 
 

@@ -1,4 +1,4 @@
-"""`recover.optimizer: auto`: what it is for which network, said, and trained by."""
+"""`recover.optimizer: auto`: its choice for each network, the note about it, and the training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_SGD = [
     "recover.distill.weight=0.9",
     "recover.distill.temperature=3",
 ]
-"""What a user would set by hand."""
+"""The equivalent settings by hand."""
 
 
 def net() -> nn.Module:
@@ -68,7 +68,7 @@ def test_nothing_is_said_where_nothing_recovers():
     ],
 )
 def test_what_is_set_stays_and_changes_no_optimizer(setting):
-    """A run that goes on with another learning rate, as after a loss that was not finite, keeps the state of its optimizer."""
+    """A run resumed with another learning rate, as after a loss that was not finite, keeps the state of its optimizer."""
     recipe, said = settled(setting)
     name = setting.partition("=")[0]
     assert recipe.recover == load_recipe(None, [*(part for part in BY_SGD if not part.startswith(name)), setting]).recover
@@ -106,9 +106,9 @@ def test_a_run_trains_as_with_the_settings_by_hand_and_says_so(tmp_path):
     one, other = (open_run(file.parent, trust_code=True) for file in files)
     for (name, tensor), (_, wanted) in zip(one.model.state_dict().items(), other.model.state_dict().items(), strict=True):
         assert torch.equal(tensor, wanted), name
-    assert one.recipe.recover.optimizer == "auto"  # run again, it is settled again
+    assert one.recipe.recover.optimizer == "auto"  # a later run chooses again
     assert one.recovery == other.recovery == other.recipe.recover
-    assert magnitude_recovery(one) == one.recovery  # the control of an evaluation has the same
+    assert magnitude_recovery(one) == one.recovery  # the control in an evaluation uses the same
     said = [json.loads((file.parent / "report.json").read_text())["notes"] for file in files]
     assert sum("recover.optimizer auto: SGD" in note for note in said[0]) == 1
     assert not any("recover.optimizer" in note for note in said[1])
@@ -126,7 +126,7 @@ def test_a_plan_tells_that_units_are_judged_for_a_goal_of_shapes():
     for goal, told in (("search.goal='macs=2x'", True), ("search.goal='nonzero=2x'", False)):
         recipe = load_recipe(None, [*SHORT, goal, "convert.share=weight"])
         recipe.model.name, recipe.data.name = f"{__file__}:net", f"{__file__}:images"
-        assert any("whole units are asked" in line for line in estimate(recipe).notes) == told
+        assert any("whole units are judged" in line for line in estimate(recipe).notes) == told
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What stages find becomes the report's keys."""
+"""What stages find becomes keys of the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_what_no_stage_found_is_left_out():
     found = RunResults(seconds={"data": 1.5})
     assert found.to_dict() == {"seconds": {"data": 1.5}, "dense": {}, "sparse": {}, "warnings": []}
     found.notes.append("a note")
-    found.changes, found.threads, found.failed["filters"] = {}, 0, "ValueError: x"  # found, if empty
+    found.changes, found.threads, found.failed["filters"] = {}, 0, "ValueError: x"  # computed, even if empty
     assert {"notes": ["a note"], "changes": {}, "threads": 0, "failed": {"filters": "ValueError: x"}}.items() <= (
         found.to_dict().items()
     )

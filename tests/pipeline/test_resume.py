@@ -1,4 +1,4 @@
-"""What a resumed run may have otherwise: all that nothing was made with yet, and what a loss that is not finite calls for."""
+"""What may differ in a resumed run: everything not used yet, and settings that remedy a loss that is not finite."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from svdcompress.recipe import load_recipe
 
 
 def stopped(folder, **epochs):
-    """A run's state with so many epochs done of each stage; prune=1: pruned."""
+    """Create a run's state with the given number of epochs done in each stage; prune=1: pruned."""
     (folder / "state").mkdir()
     for stage, done in epochs.items():
         file = folder / "state" / ("pruned.safetensors" if stage == "prune" else f"{stage}.pt")
@@ -45,9 +45,9 @@ def test_what_nothing_was_made_with_may_change(tmp_path, done, changes, stale):
         ({"dense": 1}, "seed=1", "seed"),
         ({"dense": 1}, "data.limit=9", "data.limit"),
         ({"dense": 1}, "dense.epochs=30", "dense.epochs"),
-        ({"dense": 20}, "dense.lr=0.1", "dense.lr"),  # finished: it would have no effect
+        ({"dense": 20}, "dense.lr=0.1", "dense.lr"),  # finished, so it would have no effect
         ({"dense": 20, "train": 0}, "loss.label_smoothing=0.1", "loss.label_smoothing"),
-        ({"train": 1}, "loss.label_smoothing=0.1", "loss.label_smoothing"),  # weights were given: no dense stage
+        ({"train": 1}, "loss.label_smoothing=0.1", "loss.label_smoothing"),  # weights were given, so there is no dense stage
         ({"dense": 20, "train": 1}, "convert.share=input", "convert.share"),
         ({"dense": 20, "train": 1}, "train.batch_size=7", "train.batch_size"),
         ({"dense": 20, "train": 20}, "train.clip=1", "train.clip"),
@@ -58,13 +58,13 @@ def test_what_nothing_was_made_with_may_change(tmp_path, done, changes, stale):
 )
 def test_what_was_made_already_is_not_made_otherwise(tmp_path, done, change, field):
     stopped(tmp_path, **done)
-    with pytest.raises(RecipeError, match=rf"differ in {field}, and something was made with it already; .* no options that"):
+    with pytest.raises(RecipeError, match=rf"differ in {field}, which the run has used already; .* no options that"):
         outdated(load_recipe(None), load_recipe(None, [change, "relevance.tolerance=0", "export.onnx=false"]), tmp_path)
 
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A user's model and data in the folder where one is."""
+    """A user's model and data in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(4, 3))\n")
     x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_finite_ends_where_its_message_says(tmp_path):
 @pytest.mark.usefixtures("mine")
 @pytest.mark.parametrize("section", ["train", "recover"])
 def test_a_loss_in_a_search_names_what_can_be_set(tmp_path, section):
-    """A level of the path and a trial are no sections of a recipe; and what is advised can be done."""
+    """Levels and trials are not sections of a recipe, so the section is named; and the advice works."""
     quick = ["dense.epochs=1", "train.epochs=2", "recover.epochs=1", "device=cpu", "uncertainty.samples=0"]
     quick += ["search.max_drop=90", "search.levels=1", "search.trials=1", "train.beta.final=1e-6"]
     quick += ["export.onnx=false", "report.html=false", f"{section}.lr=1e38"]
@@ -99,7 +99,7 @@ def test_a_loss_in_a_search_names_what_can_be_set(tmp_path, section):
         run(load_recipe(None, ["model=./mine.py:make", "data=npz:data.npz", *quick]), out)
     said = str(error.value)
     assert f"({section}.lr), clipping ({section}.clip=1) or {section}.precision=no" in said and f"{stage}." not in said
-    with pytest.raises(RecipeError, match=r"train\.batch_size"):  # with which the level was begun
+    with pytest.raises(RecipeError, match=r"train\.batch_size"):  # the level was started with another one
         run(load_recipe(out, ["train.batch_size=7"]), out, resume=True)
     results = run(load_recipe(out, [f"{section}.lr=1e-3"]), out, resume=True)
     assert results["search"]["chosen"] == 1
@@ -109,9 +109,9 @@ def test_a_search_that_is_done_is_not_made_otherwise(tmp_path):
     stopped(tmp_path, dense=20)
     (tmp_path / "state" / "search").mkdir()
     given = load_recipe(None), load_recipe(None, ["train.lr=1e-4"])
-    assert outdated(*given, tmp_path) == []  # it is under way
+    assert outdated(*given, tmp_path) == []  # it is still in progress
     (tmp_path / "state" / "run.json").write_text('{"seconds": {"search": 3.0}}')
-    with pytest.raises(RecipeError, match=r"train\.lr, and something was made with it"):
+    with pytest.raises(RecipeError, match=r"train\.lr, which the run has used already"):
         outdated(*given, tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_trials_are_measured_by_one_rule(tmp_path, goal, change, refused):
 
 @pytest.mark.usefixtures("mine")
 def test_a_search_of_given_weights_notices_other_data(tmp_path, monkeypatch):
-    """There is no state of a dense model's training then."""
+    """With given weights, no state of the dense model's training records the data."""
     torch.save(torch.nn.Sequential(torch.nn.Linear(4, 3)).state_dict(), "weights.pt")
     quick = ["model=./mine.py:make", "weights=weights.pt", "data=npz:data.npz", "train.epochs=1", "recover.epochs=0"]
     quick += ["search.goal='nonzero=2x'", "search.levels=1", "search.trials=1", "device=cpu", "uncertainty.samples=0"]

@@ -1,4 +1,4 @@
-"""Channel counts at multiples are kept where they measure faster, and the report tells both."""
+"""Channel counts are rounded to multiples if that is measured to be faster, and the report shows both."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from svdcompress.relevance import as_masks
 
 
 def making(hidden=5):
-    """A model of 16 hidden units of which so many are needed, and how it is pruned."""
+    """A model with 16 hidden units, of which `hidden` are needed, and a function that prunes it."""
     torch.manual_seed(0)
     model = convert(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))).eval()
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
@@ -96,7 +96,7 @@ def test_a_run_records_which_form_it_took(tiny_recipe, tmp_path, monkeypatch):
         selected = chosen(model, *args)
         masks = selected.masks
         found = {name: torch.ones_like(mask) for name, mask in masks.items()}
-        list(found.values())[-1][:, :11] = False  # 13 of the 24 hidden units are left
+        list(found.values())[-1][:, :11] = False  # 13 of the 24 hidden units remain
         return replace(selected, masks=as_masks(model, found))
 
     monkeypatch.setattr(cost, "latencies", latencies)

@@ -1,4 +1,4 @@
-"""A run: what it writes, that it may be stopped anywhere, and that it never takes another run's folder."""
+"""A run: what it writes, that it can be stopped anywhere, and that it never takes another run's folder."""
 
 import json
 import os
@@ -46,13 +46,13 @@ def test_the_report_has_the_keys_of_the_design(tiny_run):
     assert set(results) >= {"log_alpha", "threshold_curve", "calibration", "uncertainty", "pruning"}
     assert {row["stage"] for row in results["history"]} == {"dense", "train", "recover"}
     ends = {row["stage"]: row["sparsity"] for row in results["history"] if row["stage"] != "dense"}
-    assert ends["recover"] >= ends["train"] > 0  # a share of all weights, after the removal of units too
+    assert ends["recover"] >= ends["train"] > 0  # a fraction of all weights, even after units are removed
     for row in results["layers"]:
         assert set(row) >= {"name", "shape_before", "shape_after", "sparsity"}
 
 
 def test_the_figures_are_those_of_the_files(tiny_run):
-    """Counted again from what was written: the model's own zeros, and onnxruntime's errors on the test data."""
+    """Recomputed from the files: the model's own zeros, and onnxruntime's errors on the test data."""
     onnxruntime = pytest.importorskip("onnxruntime")
     folder, results = tiny_run
     opened = open_run(folder)
@@ -69,7 +69,7 @@ def test_the_figures_are_those_of_the_files(tiny_run):
 
 
 def test_validation_figures_are_of_the_validation_data(tiny_run):
-    """Each figure by hand: that of the test data is another one."""
+    """Each metric by hand, and different from that of the test data."""
     folder, results = tiny_run
     opened = open_run(folder)
     figures = {}
@@ -84,7 +84,7 @@ def test_validation_figures_are_of_the_validation_data(tiny_run):
     assert figures["validation"]["nll"] != pytest.approx(figures["test"]["nll"], rel=1e-3)
     assert results["sparse"]["validation"] == pytest.approx(figures["validation"], rel=1e-4)
     assert results["sparse"]["metrics"] == pytest.approx(figures["test"], rel=1e-4)
-    last = results["history"][-1]  # recovery keeps its last epoch
+    last = results["history"][-1]  # recovery keeps the last epoch
     assert last["val_error"] == pytest.approx(figures["validation"]["error"], rel=1e-4)
     assert last["val_nll"] == pytest.approx(figures["validation"]["nll"], rel=1e-4)
 
@@ -116,8 +116,8 @@ def test_a_run_that_shrinks_while_it_trains(tiny_run, tmp_path):
     assert [layer["shape_before"] for layer in results["layers"]] == [layer["shape_before"] for layer in whole["layers"]]
     assert results["sparse"]["parameters"] < results["dense"]["parameters"] == whole["dense"]["parameters"]
     trained, recovered = (next(row for row in reversed(results["history"]) if row["stage"] == s) for s in ("train", "recover"))
-    assert recovered["sparsity"] >= trained["sparsity"] - 0.1  # a share of all weights, not of those that are left
-    opened = open_run(tmp_path / "run")  # its manifest holds what each step removed
+    assert recovered["sparsity"] >= trained["sparsity"] - 0.1  # a fraction of all weights, not of the remaining ones
+    opened = open_run(tmp_path / "run")  # its manifest records what each step removed
     kept = {name: tuple(layer.weight.shape) for name, layer in variational_layers(bare(opened.model))}
     assert kept == {layer["name"]: tuple(layer["shape_after"]) for layer in results["layers"]}
     x = next(opened.data.test.batches(3))[0]
@@ -199,7 +199,7 @@ def test_overwriting_moves_the_old_folder_aside(tmp_path):
     assert (tmp_path / "run.old-1" / "recipe.yaml").read_text() == "old"
     assert str(tmp_path / "run.old-1") in said
     (out / "recipe.yaml").write_text("new")
-    with pytest.raises(OutputError, match="not finished: go on with `svdc sparsify --resume"):
+    with pytest.raises(OutputError, match="not finished: continue with `svdc sparsify --resume"):
         prepare(out)
 
 
@@ -232,7 +232,7 @@ def test_no_permission_and_no_space_are_said_before_training(tmp_path, monkeypat
     with pytest.raises(OutputError, match="No space left"):
         prepare(tmp_path / "new")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be made"):
+    with pytest.raises(OutputError, match="cannot be created"):
         prepare(tmp_path / "file" / "run")
 
 
@@ -259,11 +259,11 @@ def test_a_model_pruned_to_nothing_says_what_to_try(tiny_recipe, tmp_path):
     with pytest.raises(PruneError, match=r"nothing is left of layer '1'.*--resume.*relevance\.threshold.*train\.beta\.final"):
         run(recipe, tmp_path / "run")
     other = load_recipe(tmp_path / "run", ["train.epochs=9"])
-    with pytest.raises(RecipeError, match=r"differ in train\.epochs, and something"):
+    with pytest.raises(RecipeError, match=r"differ in train\.epochs, which the run has used already"):
         run(other, tmp_path / "run", resume=True)
     quick = ["export.onnx=false", "report.html=false", "uncertainty.samples=0", "recover.epochs=0"]
     results = run(load_recipe(tmp_path / "run", ["relevance.threshold=3", *quick]), tmp_path / "run", resume=True)
-    assert results["threshold"] == 3.0  # what was trained is not lost, and later stages may be set otherwise
+    assert results["threshold"] == 3.0  # the training is not lost, and later stages may have other settings
     assert load_recipe(tmp_path / "run").relevance.threshold == 3.0
 
 

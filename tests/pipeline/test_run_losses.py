@@ -1,4 +1,4 @@
-"""Each loss through a tiny run, and what is said before training where a loss, or a pattern, does not fit the model."""
+"""Each loss in a tiny run, and what is reported before training if a loss or a pattern does not fit the model."""
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ def test_balanced_classes_weigh_alike(in_memory):
     recipe = load_recipe(None, ["loss.class_weights=balanced"])
     weights = class_weights(recipe.loss, data, nn.Linear(4, 5), x[:2])
     assert (weights[[0, 1, 3]] * torch.tensor([150, 75, 25])).tolist() == pytest.approx([250 / 3] * 3)
-    assert weights[[2, 4]].tolist() == [1, 1]  # classes that never occur
+    assert weights[[2, 4]].tolist() == [1, 1]  # these classes never occur
     assert class_weights(load_recipe(None).loss, data, nn.Linear(4, 5), x[:2]) is None
     binary = load_recipe(None, ["loss={name: binary, class_weights: balanced}"])
     data = Data(examples, examples, examples, "binary", 1)

@@ -1,4 +1,4 @@
-"""The number of threads of a run: chosen once, stored before training, the same after a stop."""
+"""A run's number of threads: chosen once, stored before training, the same after a stop."""
 
 import json
 
@@ -19,7 +19,7 @@ SETS = [
 
 @pytest.fixture
 def counts(monkeypatch):
-    """Trials choose 2 of 3 threads; gives the number that each batch of training was computed with, and that of trials."""
+    """Timing chooses 2 of 3 threads; yields the threads used in each training step, and the largest number of each timing."""
     seen, trials = [], []
 
     def fastest(step, most):
@@ -44,7 +44,7 @@ def facts(out):
 
 
 def stopping(monkeypatch, stage_to_stop):
-    """Runs stop at a stage, as by a signal."""
+    """Make runs stop at a stage, as by a signal."""
 
     def stage(self, name, work=Context.stage):
         if name == stage_to_stop:
@@ -63,7 +63,7 @@ def test_a_run_chooses_once_and_keeps_what_it_chose(tmp_path, counts, monkeypatc
     assert set(seen) == {2} and trials == [3]
     assert torch.get_num_threads() == 3
     assert facts(tmp_path / "run")["torch_threads"] == 2 and facts(tmp_path / "run")["torch_threads_first"] == 3
-    torch.set_num_threads(1)  # a resumed run goes on with 3, then 2
+    torch.set_num_threads(1)  # a resumed run first uses 3, then 2
     results = run_recipe(recipe(), tmp_path / "run", resume=True, choose_threads=True)
     assert set(seen) == {2} and trials == [3]
     assert results["torch_threads"] == 2 and torch.get_num_threads() == 1
@@ -89,4 +89,4 @@ def test_a_run_stopped_before_it_chose_chooses_when_it_goes_on_or_takes_what_is_
         assert results["torch_threads"] == expected and set(seen) == {expected}
         seen.clear()
         torch.set_num_threads(3)
-    assert trials == [3]  # what the run began with
+    assert trials == [3]  # the number that the run started with

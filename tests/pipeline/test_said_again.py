@@ -1,4 +1,4 @@
-"""What an earlier sitting has said of trials and trainings is in the report of the run that goes on."""
+"""What an earlier session reported about trials and trainings is in the report of the resumed run."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -60,8 +60,8 @@ def test_how_it_was_measured_is_told_after_a_resume(tiny_recipe, tmp_path, monke
 
 
 def test_a_fit_that_goes_on_says_again_what_was_settled_at_its_start(tmp_path, monkeypatch):
-    """As that running statistics are kept, which a later look might not find."""
-    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    """For example that running statistics are kept, which a later check might not find."""
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # save after each epoch
     torch.manual_seed(0)
     x = torch.randn(200, 4) + torch.tensor([30.0, 0, 0, 0]) * (torch.arange(200) % 2)[:, None]
     y, told = (x[:, 0] > 15).long(), []
@@ -69,7 +69,7 @@ def test_a_fit_that_goes_on_says_again_what_was_settled_at_its_start(tmp_path, m
     def fitted(stop=lambda: False):
         torch.manual_seed(1)
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
-        with torch.no_grad():  # right for data of another mixture: half of these
+        with torch.no_grad():  # correct for only one half of the data
             model[0].running_mean[0], model[0].running_var[0] = 0.0, 1.0
             model[1].weight.copy_(torch.tensor([[-5.0, 0, 0, 0], [5.0, 0, 0, 0]]))
             model[1].bias.copy_(torch.tensor([75.0, -75.0]))

@@ -1,4 +1,4 @@
-"""A run that searches: its budget and goal, by figures computed without it; stops; bad input."""
+"""A run that searches: its budget and goal, against metrics computed independently; stops; bad input."""
 
 import json
 import stat
@@ -31,7 +31,7 @@ def searching(tiny_recipe, *overrides):
 
 
 def error_of_file(file, data):
-    """Per cent of wrong answers of an ONNX file, by a loop that shares no code with the package."""
+    """The percentage of wrong answers of an ONNX file, from a loop that shares no code with the package."""
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     wrong = total = 0
@@ -44,7 +44,7 @@ def error_of_file(file, data):
 
 @pytest.fixture(scope="module")
 def searched(tiny_recipe, tmp_path_factory):
-    """A search within a wide budget, undisturbed."""
+    """A search within a wide budget, without interruption."""
     out = tmp_path_factory.mktemp("search") / "run"
     recipe = searching(tiny_recipe, "search.max_drop=25")
     return recipe, out, run(recipe, out)
@@ -83,7 +83,7 @@ def test_a_search_that_was_stopped_anywhere_ends_in_the_same_bytes(searched, tmp
 
     def log(self, row):
         counted.append(row["stage"])
-        if len(counted) % 5 == 0:  # again and again, in the path and in trials
+        if len(counted) % 5 == 0:  # repeatedly, in the path and in trials
             self.context.stop.signal = "SIGTERM"
 
     monkeypatch.setattr(_trainer.Trainer, "_log", log)
@@ -112,7 +112,7 @@ def test_a_goal_is_reached(tiny_recipe, tmp_path, goal):
     assert found["objective"] == measure and found["reached"] is True and found["met"] is None
     assert results["sparse"][measure] <= 1.02 * results["dense"][measure] / float(factor[:-1])
     full = [row["weights"] == row["inputs"] * row["outputs"] for row in results["layers"]]
-    assert all(full) if measure == "parameters" else not any(full)  # shapes alone: no single weight is masked
+    assert all(full) if measure == "parameters" else not any(full)  # only shapes count: no single weight is masked
 
 
 def test_a_goal_that_the_budget_forbids_gives_way(tiny_recipe, tmp_path):
@@ -120,7 +120,7 @@ def test_a_goal_that_the_budget_forbids_gives_way(tiny_recipe, tmp_path):
     results = run(searching(tiny_recipe, *overrides), tmp_path / "run")
     found = results["search"]
     assert found["met"] is True and found["reached"] is False
-    assert any("the goal nonzero=20x breaks the budget (it would lose" in line for line in results["warnings"])
+    assert any("the goal nonzero=20x exceeds the budget (it would lose" in line for line in results["warnings"])
     small = [trial for trial in found["trials"] if trial["costs"]["nonzero"] <= results["dense"]["nonzero"] / 20 * 1.02]
     assert small and not any(trial["met"] for trial in small)
 
@@ -132,7 +132,7 @@ def test_a_budget_that_the_dense_model_misses_is_refused(tiny_recipe, tmp_path):
 
 def test_few_validation_examples_are_said(searched):
     warned = " ".join(searched[2]["warnings"])
-    assert "validation examples cannot tell" not in warned  # 25 points can be told
+    assert "validation examples cannot tell" not in warned  # a drop of 25 points is detectable
     recipe, *_ = searched
     assert recipe.search.confidence == 0.9
 
@@ -141,7 +141,7 @@ def test_few_examples_are_judged_by_the_nll(tiny_recipe, tmp_path):
     overrides = ("search.max_drop=0.5", "search.trials=1", "search.levels=1", "report.html=false")
     results = run(searching(tiny_recipe, *overrides), tmp_path / "run")
     (said,) = [line for line in results["warnings"] if "validation examples cannot tell a drop of 0.5 points" in line]
-    assert "What is lost is estimated from the NLL of validation and training examples" in said
+    assert "The drop is estimated from the NLL of validation and training examples" in said
     (trial,) = results["search"]["trials"]
     assert isinstance(trial["estimate"], float) and (trial["met"] is False or trial["at_most"] <= 0.5)
 
@@ -149,7 +149,7 @@ def test_few_examples_are_judged_by_the_nll(tiny_recipe, tmp_path):
 def test_the_nll_of_a_trial_is_that_of_its_best_temperature(searched):
     """Against a fine grid on the dense model's own logits."""
     _, out, results = searched
-    assert all(trial["estimate"] is None for trial in results["search"]["trials"])  # 25 points can be told by errors
+    assert all(trial["estimate"] is None for trial in results["search"]["trials"])  # errors alone detect 25 points
     opened = open_run(out)
     parts = [(opened.dense(x).detach().double(), y) for x, y in opened.data.validation.batches(64)]
     z, y = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -159,7 +159,7 @@ def test_the_nll_of_a_trial_is_that_of_its_best_temperature(searched):
     }
     best = min(nll, key=lambda step: nll[step] + 0.5 * step**2)  # as if one example were known beforehand
     found = judged(opened.dense, opened.data.validation, opened.data, "cpu")
-    assert found.nll is not None and len(found.nll) == len(y) + len(opened.data.train)  # of training examples, too
+    assert found.nll is not None and len(found.nll) == len(y) + len(opened.data.train)  # including training examples
     assert float(found.nll[: len(y)].sum()) == pytest.approx(nll[best], rel=1e-4)
     parts = [(opened.dense(x).detach().double(), y) for x, y in opened.data.train.batches(64)]
     z, seen = torch.cat([part[0] for part in parts]) / np.exp(best), torch.cat([part[1] for part in parts])
@@ -197,7 +197,7 @@ def test_a_command_is_asked_for_the_milliseconds_of_a_file(tmp_path):
     ("body", "said"),
     [
         ("echo no; exit 3", "exit code 3"),
-        ("echo fast", "has to be the milliseconds"),
+        ("echo fast", "must be the milliseconds"),
         ("true", "printed ''"),
         ("echo -1", "'-1'"),
     ],
@@ -239,7 +239,7 @@ def test_sparsify_takes_objects_and_leaves_the_model():
 
 
 def test_sparsify_says_what_is_no_model():
-    with pytest.raises(svdc.SvdcError, match=r"model: list is no torch.nn.Module"):
+    with pytest.raises(svdc.SvdcError, match=r"model: list is not a torch.nn.Module"):
         svdc.sparsify([], ())
 
 
@@ -259,11 +259,11 @@ def test_an_estimate_counts_the_search(tiny_recipe):
     found = estimate(searching(tiny_recipe, "search.max_drop=1")).seconds
     assert "search" in found and "train" not in found and {"train", "recover"} <= set(plain)
     many = estimate(searching(tiny_recipe, "search.max_drop=1", "search.trials=500")).seconds
-    assert many["search"] > 5 * found["search"]  # the times of steps differ from call to call
+    assert many["search"] > 5 * found["search"]  # step times vary from call to call
 
 
 def test_an_estimate_counts_the_epochs_of_each_kind(tiny_recipe, monkeypatch):
-    """By hand: an epoch of training takes 1 s, one of the mean alone 0.1 s, the teacher's answers 100 s an epoch."""
+    """By hand: an epoch of training takes 1 s, one without noise 0.1 s, and the teacher's answers 100 s per epoch."""
     from svdcompress.pipeline import _estimate, estimate, levels_and_trials
 
     def seconds(model, examples, loss, settings, device, teacher=None, noise=True):
@@ -283,7 +283,7 @@ def test_an_estimate_counts_the_epochs_of_each_kind(tiny_recipe, monkeypatch):
 
 
 def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
-    """The teacher's answers, the mean alone where noise is left out, and the validation of each epoch."""
+    """The teacher's answers, steps without noise where it is left out, and the validation of each epoch."""
     from svdcompress.layers import variational_layers
     from svdcompress.pipeline import _estimate, estimate
 
@@ -298,9 +298,9 @@ def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
     estimate(tiny_recipe)
     dense, drawn, mean, teacher = (False, True, False), (True, True, True), (True, True, False), (False, False, False)
     plain = called.count(teacher)
-    assert called.count(dense) and called.count(drawn) and not called.count(mean) and plain  # it judges
+    assert called.count(dense) and called.count(drawn) and not called.count(mean) and plain  # it validates
     called.clear()
-    taught = "distill={weight: 0.5, layers: 1}"  # asked in each step
+    taught = "distill={weight: 0.5, layers: 1}"  # the teacher is called in each step
     estimate(searching(tiny_recipe, "recover.noise=false", f"recover.{taught}", f"train.{taught}"))
     assert called.count(mean) and called.count(drawn)
     assert called.count(teacher) == plain + called.count(mean) + called.count(drawn)
@@ -316,17 +316,17 @@ def test_an_estimate_times_steps_as_they_will_be(tiny_recipe, monkeypatch):
     assert found.seconds["rest"] > judged  # at least once each
     scaled = estimate(searching(tiny_recipe, "calibrate.posterior=scaled")).seconds["rest"]
     plain = estimate(searching(tiny_recipe, "calibrate.posterior=variational")).seconds["rest"]
-    assert scaled - plain == 15 * 50 * found.examples["validation"]  # 15 looks more, by 50 draws each
+    assert scaled - plain == 15 * 50 * found.examples["validation"]  # 15 more evaluations with 50 draws each
 
 
 def test_a_size_that_leaves_one_answer_is_not_reached_by_it(tiny_recipe, tmp_path):
-    """Below the biases alone: no weight could stay."""
-    with pytest.raises(PruneError, match="every trial left a model of one answer to all inputs"):
+    """Smaller than the biases alone: no weight could remain."""
+    with pytest.raises(PruneError, match="every trial left a model that gives the same answer to all inputs"):
         run(searching(tiny_recipe, "search.goal='nonzero=10'", "search.trials=2"), tmp_path / "run")
 
 
 def test_a_loss_of_ones_own_and_another_recipes_settings(tmp_path):
-    """Nothing of the recipe's own model and data is taken over."""
+    """Nothing from the recipe's own model and data is reused."""
     torch.manual_seed(0)
     x = torch.randn(200, 5)
     y = (x[:, 0] > 0).long()

@@ -1,4 +1,4 @@
-"""A size that pressure by itself came nowhere near: what is cut by rank alone is said, with what presses harder."""
+"""A size far from what pressure alone reached: what is cut by rank alone is reported, with settings for more pressure."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def no_doubts(monkeypatch):
 
 
 class Flat(Path):
-    """Levels whose pressure takes almost nothing away."""
+    """A path whose pressure removes almost nothing."""
 
     def climb(self, level):
         row = super().climb(level)
@@ -67,8 +67,8 @@ def test_where_accuracy_ended_the_path_more_levels_are_no_cure(tmp_path):
     settings = load_recipe(None, ["search.levels=6"]).search
     (line,) = cut_by_rank(best, 3, settings, "non-zeros", 5, 6)
     assert "search.levels" not in line and "--epochs 10" in line
-    assert cut_by_rank(best, 9, settings, "non-zeros", 5, 6) == []  # far below the path's end: a search's choice
-    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", 5, 6) != []  # its last step
+    assert cut_by_rank(best, 9, settings, "non-zeros", 5, 6) == []  # far below the end of the path: the search's own choice
+    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", 5, 6) != []  # the path's last step
 
 
 def test_cuts_in_few_steps_are_said_with_what_makes_more_of_them(tmp_path):
@@ -76,6 +76,6 @@ def test_cuts_in_few_steps_are_said_with_what_makes_more_of_them(tmp_path):
     best = search.run()
     settings = load_recipe(None, ["search.levels=3"]).search
     (line,) = cut_by_rank(best, 3, settings, "parameters", 7, 3, steps=2)
-    assert "by rank alone in 2 steps (one an epoch, of at most 8: search.cuts)" in line
+    assert "by rank alone in 2 steps (one per epoch, at most 8: search.cuts)" in line
     assert "--epochs 14" in line and "search.levels" not in line
     assert cut_by_rank(best, 3, settings, "parameters", 14, 3, steps=4) == []

@@ -1,4 +1,4 @@
-"""A search for latency: measured once for the dense model, beside it for the others, and at the batch that is asked for."""
+"""A search for latency: measured once for the dense model, next to it for the others, with the requested batch size."""
 
 import json
 
@@ -21,7 +21,7 @@ class Killed(Exception):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine whose files take as long as they are large, times its speed; calls: [(files, batches)]."""
+    """Files take time proportional to their size, times the machine's speed; calls: [(files, batches)]."""
     state = {"speed": 1.0, "calls": [], "name": "one"}
 
     def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0):
@@ -68,7 +68,7 @@ def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tm
     first = kept["costs"]["latency"]
     monkeypatch.setattr(_search.Search, "_trial", trial)
     machine["calls"].clear()
-    machine.update(speed=3.0, name="another")  # which is three times slower
+    machine.update(speed=3.0, name="another")  # three times slower
     results = run(recipe, out, resume=True)
     found = results["search"]
     assert found["dense"]["costs"]["latency"] == first
@@ -80,10 +80,10 @@ def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tm
     assert found["reached"] is True and chosen["costs"]["latency"] <= 1.02 * first / 1.3
     (line,) = [line for line in results["warnings"] if "the search began" in line]
     assert "machine another (it was one)" in line and "factors such as 2x hold" in line
-    # what it was measured at is told
+    # the conditions of the measurement are reported
     assert found["measured"]["batches"] == [8] and found["measured"]["threads"] == 1
     assert set(results["dense"]["latency_ms"]) == {"batch_1", "batch_8", "batch_128"}
-    assert "Latencies are of batch 8, in onnxruntime with 1 thread on another" in (out / "report.html").read_text()
+    assert "Latencies are for batch 8, in onnxruntime with 1 thread on another" in (out / "report.html").read_text()
 
 
 def test_what_a_latency_was_measured_with_in_words():
@@ -104,7 +104,7 @@ def test_the_batch_of_a_latency():
     ):
         with pytest.raises(RecipeError, match=said):
             load_recipe(None, wrong)
-    assert load_recipe(None, ["search.latency_batch=8"]).search.latency_batch == 8  # a recipe for whoever sets a goal
+    assert load_recipe(None, ["search.latency_batch=8"]).search.latency_batch == 8  # allowed, since a goal may be added later
     assert load_recipe(None, ["search.latency_batch=8", "search.max_drop=1", "search.objective=latency"]).search.wanted
 
 

@@ -1,4 +1,4 @@
-"""A goal below what is left with one unit in each layer: told before the training, and what is aimed at instead."""
+"""A goal below the size with one unit in each layer: reported before training, with the size that is aimed at instead."""
 
 import json
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def test_a_goal_below_one_unit_in_each_layer_is_told_and_what_lies_above_it_is_m
     settings = {"search.goal": "parameters=5", "prune.remove_inputs": False, "model.args": {"sizes": [64, 24, 24, 24, 10]}}
     recipe = searching(tiny_recipe, **settings)
     results = run(recipe, tmp_path / "run")
-    least = (64 + 1) + (1 + 1) + (1 + 1) + (10 + 10)  # of 64-1-1-1-10; another unit between two of these costs 3
+    least = (64 + 1) + (1 + 1) + (1 + 1) + (10 + 10)  # for 64-1-1-1-10; another unit between two of these costs 3
     (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
     assert f"still has {least} parameters" in line and f"aims at {1.1 * least:,.0f} instead" in line
     found = results["search"]
@@ -70,9 +70,12 @@ def test_a_budget_that_all_sizes_keep_ends_at_what_can_be_had(tiny_recipe, tmp_p
     sizes = [trial["costs"]["parameters"] for trial in found["trials"]]
     chosen = found["trials"][found["chosen"] - 1]["costs"]["parameters"]
     assert least <= min(sizes) == chosen <= 1.1 * least * 1.02
-    assert len([size for size in sizes if size <= 1.1 * least]) == 1  # and no other pressure is tried there
+    assert len([size for size in sizes if size <= 1.1 * least]) == 1  # no other pressure is tried there
     dense = (64 + 1) * 24 + (24 + 1) * 24 + (24 + 1) * 10
-    assert any("no less was tried" in line and f"leaves {dense / least:.3g}x" in line for line in found["notes"])
+    assert any(
+        "nothing smaller was tried" in line and f"cannot be removed, gives {dense / least:.3g}x" in line
+        for line in found["notes"]
+    )
 
 
 def test_where_the_least_cannot_be_measured_the_search_says_so_and_goes_on(tiny_recipe, tmp_path, monkeypatch):
@@ -86,7 +89,7 @@ def test_where_the_least_cannot_be_measured_the_search_says_so_and_goes_on(tiny_
 
 
 def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
-    """By the milliseconds of a machine on which a file takes a while however small it is."""
+    """With the milliseconds of a machine on which every file takes a minimum time."""
     from svdcompress import cost
     from svdcompress.pipeline import _search
 
@@ -113,7 +116,7 @@ def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
     kept = json.loads((out / "state" / "search" / "trials.json").read_text())
     dense, least = kept["dense"]["costs"]["latency"], kept["least"]
     assert 5 < least < dense
-    least = kept["least"] = least + 0.1  # which another measure would not be
+    least = kept["least"] = least + 0.1  # a new measurement would differ from it
     (out / "state" / "search" / "trials.json").write_text(json.dumps(kept))
     results = run(recipe, out, resume=True)
     (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
@@ -156,8 +159,13 @@ def test_a_trial_that_leaves_one_answer_is_put_down_as_no_model(probabilities):
     )
     Trials._nothing_left(search, 1, 2.0, 10.0, 0.0, [])  # type: ignore[arg-type]
     (trial,) = kept.trials
-    assert trial.empty and trial.lost == float("inf") and not trial.met and "nothing but one answer" in told[0]
-    assert trial.error == (103.0 if probabilities else 6.0)  # 100 points of error, or 100% of the RMSE
+    assert (
+        trial.empty
+        and trial.lost == float("inf")
+        and not trial.met
+        and "the model gives the same answer to all inputs" in told[0]
+    )
+    assert trial.error == (103.0 if probabilities else 6.0)  # 100 percentage points of error, or 100% of the RMSE
     assert json.loads(json.dumps(trial.to_dict(), allow_nan=False))["drop"] == 100.0
 
 
@@ -178,12 +186,12 @@ def test_the_words_for_each_measure():
 
 
 def test_the_count_for_a_size_of_which_a_part_stays():
-    """Milliseconds of 5 + count / 100: of two points the line is known; of one, size seems proportional."""
+    """With 5 + count / 100 ms, two points determine the line; with one point, size is taken as proportional."""
     seen = [(1000.0, 15.0)]
     assert next_count(seen, 7.5) == 500.0
     seen.append((500.0, 10.0))
     assert next_count(seen, 7.5) == pytest.approx(250.0)
-    assert next_count(seen, 5.5) == 125.0  # a quarter at least
-    for chance in (15.1, 14.9, 14.4):  # no line of two that hardly differ
+    assert next_count(seen, 5.5) == 125.0  # at least a quarter
+    for chance in (15.1, 14.9, 14.4):  # two nearly equal sizes determine no line
         assert next_count([(1000.0, 15.0), (500.0, chance)], 7.5) == pytest.approx(500 * 7.5 / chance)
     assert next_count([(1000.0, 15.0), (100.0, 6.0)], 7.5) == pytest.approx(100 + 900 * (7.5 * 0.99 - 6) / 9)  # between

@@ -1,4 +1,4 @@
-"""A search's decisions: the same after any stop, within its time, and what it says when that is up."""
+"""A search's decisions: the same after any stop, within its time, and what it reports when the time is up."""
 
 import itertools
 import time
@@ -18,7 +18,7 @@ def no_doubts(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Minutes pass only where a test says so."""
+    """Time passes only when a test says so."""
     passed = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: 60 * passed[0])
     return passed
@@ -63,7 +63,7 @@ def test_a_search_killed_after_each_of_its_trials_makes_the_same_ones(tmp_path, 
 
 
 def test_a_search_whose_trials_were_fewer_goes_on_from_them(tmp_path):
-    """What it has is an answer, whatever would have been asked for now."""
+    """The trials it has are an answer, whatever would be requested now."""
     Quick(tmp_path, *BOTH, "search.trials=3").run()
     more = Quick(tmp_path, *BOTH, "search.trials=6")
     before = list(more.kept.trials)
@@ -87,8 +87,8 @@ def test_without_a_number_a_search_trains_three_times_a_run_at_most(tmp_path, tr
     level, cooling = max(1, round(0.15 * train)), max(1, round(0.3 * train))
     path = levels * level
     assert search.trials == trials
-    assert path + trials * (cooling + recover) <= max(3 * (train + recover), path + cooling + recover)  # one there is always
-    assert path + (trials + 1) * (cooling + recover) > 3 * (train + recover) or trials == 8  # the most
+    assert path + trials * (cooling + recover) <= max(3 * (train + recover), path + cooling + recover)  # there is always one
+    assert path + (trials + 1) * (cooling + recover) > 3 * (train + recover) or trials == 8  # the maximum
 
 
 def test_a_search_that_would_have_gone_on_says_so_where_no_number_was_set(tmp_path):
@@ -119,31 +119,31 @@ def test_the_time_of_the_path_counts(tmp_path, clock):
 
     search = Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=1.5", path=Path(takes=minute))
     search.run()
-    assert len(search.path.rows) == 2 and len(search.kept.trials) == 1  # one trial there is always
+    assert len(search.path.rows) == 2 and len(search.kept.trials) == 1  # there is always one trial
 
 
 def test_the_time_of_all_sittings_counts(tmp_path, clock):
-    """That of one which was interrupted in the middle of a trial, too."""
+    """Including one that was interrupted in the middle of a trial."""
 
     def minute():
         clock[0] += 1
 
     def broken():
         minute()
-        if clock[0] > 7.5:  # six levels, a trial, and in the second
+        if clock[0] > 7.5:  # six levels, a trial, and part of the second
             raise Killed
 
     with pytest.raises(Killed):
         Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=9.5", path=Path(takes=broken)).run()
     assert Quick(tmp_path).kept.seconds == 60 * clock[0] == 480
     search = Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=9.5", path=Path())
-    clock[0] += 1  # the path is known
+    clock[0] += 1  # the path is loaded
     best = search.run()
     assert len(search.kept.trials) >= 2 and best in search.kept.trials
     again = Quick(tmp_path, "search.max_drop=0.5", "search.max_minutes=8.5", path=Path())
     count = len(again.kept.trials)
     again.run()
-    assert len(again.kept.trials) == count  # 9 minutes are spent already
+    assert len(again.kept.trials) == count  # 9 minutes have already been spent
 
 
 def test_time_that_is_up_is_said_with_what_would_have_been_tried(tmp_path, clock):
@@ -162,7 +162,7 @@ def test_time_that_is_up_is_said_with_what_would_have_been_tried(tmp_path, clock
     for part in ("search.max_minutes=7.5", "8 minutes", "2 of at most 20 trials", f"{1000 / size:.3g}x fewer non-zeros"):
         assert part in line, (part, line)
     assert f"beta {search.path.beta(pressure):.3g}" in line and "larger --max-minutes" in line
-    assert "levels" not in line  # the path was whole
+    assert "levels" not in line  # the path was complete
     assert line in search.context.results.search["notes"]
     cut = Quick(tmp_path / "cut", *settings, "search.max_minutes=1.5", path=Path(takes=minute))
     cut.run()
@@ -188,7 +188,9 @@ def test_time_that_is_up_before_the_best_trial_recovers_on_is_said(tmp_path, clo
     search.path.takes = lambda: clock.__setitem__(0, float(next(ticks)))
     search.run()
     assert len(search.kept.trials) == 2 and clock[0] >= 7
-    assert any("before the best trial recovered on; a larger --max-minutes" in line for line in search.said) is (minutes == 6.5)
+    assert any("before the best trial could recover further; use a larger --max-minutes" in line for line in search.said) is (
+        minutes == 6.5
+    )
     assert on == ([] if minutes == 6.5 else [search.context.results.search["chosen"]])
 
 

@@ -1,4 +1,4 @@
-"""Weights that were trained elsewhere, maybe on the validation examples too: told, wherever they come from."""
+"""Weights trained elsewhere, perhaps on the validation examples too: a warning, wherever they come from."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ X = torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
 
 
 def said(model, y, given=True, settings=(), task="classification", scale=None, held=None):
-    """The warning for a linear model. held: targets of the validation examples, where they are others."""
+    """The warning for a linear model. held: other targets for the validation examples."""
     held = y[200:] if held is None else held
     data = SimpleNamespace(
         task=task, dim=1, target_scale=scale, train=InMemory(X[:200], y[:200]), validation=InMemory(X[200:], held)
@@ -40,7 +40,7 @@ def linear(outputs, *rows):
 def test_a_classifier_that_knows_both_by_heart_is_told_of():
     model, y = linear(2, (1, 9.0)), (X[:, 0] > 0).long()
     assert "0% error on training and 0% error on validation" in str(said(model, y))
-    assert said(model, y, given=False) is None  # trained by the run itself, which keeps them apart
+    assert said(model, y, given=False) is None  # trained by the run itself, which keeps the examples apart
     assert said(model, y, settings=["data.validation=npz:y.npz"]) is None
     held = y[200:].clone()
     held[:5] = 1 - held[:5]
@@ -57,8 +57,8 @@ def test_a_regression_is_told_of_by_the_ratio_of_its_errors(scale):
         return said(model, y[:, None], task="regression", scale=scale)
 
     assert "an RMSE of" in str(asked(0.05)) and "--validation SOURCE" in str(asked(0.05))
-    assert asked(0.07) is None  # clearly worse on what it had not seen
-    assert asked(0.2, train=0.2) is None  # as bad on both: an honest model with noise that nobody could learn
+    assert asked(0.07) is None  # clearly worse on unseen examples
+    assert asked(0.2, train=0.2) is None  # as bad on both: an honest model with noise that cannot be learned
 
 
 FILE = """

@@ -1,4 +1,4 @@
-"""From a recipe's settings to numbers: schedules, the end of beta by itself, and what a user is warned of."""
+"""From a recipe's settings to numbers: schedules, the automatic final beta, and warnings for the user."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_beta_ends_by_itself_where_it_neither_prunes_all_nor_nothing():
     assert final_beta(settings(), large, 10_000_000) == 0.1
     assert final_beta(settings("train.beta.final=2.5"), small, 300) == 2.5
     two = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
-    assert final_beta(settings("convert.exclude=['1']"), two, 300) == 0.3  # of what is converted
+    assert final_beta(settings("convert.exclude=['1']"), two, 300) == 0.3  # counts only what is converted
 
 
 def test_advice_is_given_where_settings_do_not_suit():
@@ -72,8 +72,10 @@ def test_advice_is_given_where_settings_do_not_suit():
     assert warned(nn.Sequential(nn.Linear(9, 9)), 10_000) == ""
     few = "only 100 training examples: a small drop can't be told from chance"
     assert few in warned(nn.Sequential(nn.Linear(9, 9)), 100)
-    assert "heavy pruning" not in warned(nn.Sequential(nn.Linear(9, 9)), 100)  # beta follows the number of examples
-    assert f"{few}, and the KL counts for 1/100 each" in warned(nn.Sequential(nn.Linear(9, 9)), 100, "train.beta.final=0.5")
+    assert "heavy pruning" not in warned(nn.Sequential(nn.Linear(9, 9)), 100)  # beta depends on the number of examples
+    assert f"{few}, and the KL has a weight of 1/100: expect" in warned(
+        nn.Sequential(nn.Linear(9, 9)), 100, "train.beta.final=0.5"
+    )
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -86,7 +88,7 @@ def test_emulated_bfloat16_is_told(monkeypatch, fast):
         assert lines[0].endswith("--set train.precision=auto --set recover.precision=auto")
     every = ("dense.precision=bf16", "train.precision=bf16", "recover.precision=bf16")
     assert not slow_precision(settings("dense.precision=bf16", "recover.precision=bf16", "recover.epochs=0"), cpu, True)
-    for trained, count in ((True, 2), (False, 3)):  # a dense model that is trained already costs nothing
+    for trained, count in ((True, 2), (False, 3)):  # a dense model that is already trained is not trained again
         assert sum(line.count(".precision=auto") for line in slow_precision(settings(*every), cpu, trained)) == count * (
             not fast
         )
@@ -99,7 +101,7 @@ def test_emulated_bfloat16_is_told(monkeypatch, fast):
 
 
 def test_a_recovery_by_sgd_trains_variances_too(tmp_path):
-    """Means by SGD, log variances beside them by Adam, in a run whose recovery keeps its noise."""
+    """SGD for means and Adam for log variances, in a run whose recovery keeps its noise."""
     sets = [
         "data=digits",
         "model=mlp",
@@ -145,7 +147,7 @@ def test_a_models_own_normalisation_of_images_is_not_forgotten(tmp_path):
 
 
 class Residual(nn.Module):
-    """A branch that may go, beside a path that stays."""
+    """A branch that may be removed, in parallel with a path that stays."""
 
     def __init__(self):
         super().__init__()
@@ -164,9 +166,9 @@ def test_an_empty_layer_is_an_error_only_if_the_model_becomes_a_constant():
     masks["branch"][:] = False
     check_some_left(model, as_masks(model, masks), examples)
     masks["head"][:] = False
-    with pytest.raises(PruneError, match=r"nothing is left of layer 'branch', 'head': .* one and the same answer"):
+    with pytest.raises(PruneError, match=r"nothing is left of layer 'branch', 'head': .* the same answer"):
         check_some_left(model, as_masks(model, masks), examples)
-    assert model.head.mask is None  # the masks were tried on, not left
+    assert model.head.mask is None  # the masks were only tried on
 
 
 def test_the_precision_of_variances_is_the_recipes():
@@ -183,7 +185,7 @@ def test_what_is_trained_before(tmp_path):
     recipe.weights.trained = True
     again, trained = dense_model(recipe)
     assert trained
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))  # by the seed
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))  # with the same seed
     recipe.weights.trained = None
     recipe.weights.file = str(tmp_path / "w.safetensors")
     with torch.no_grad():
@@ -191,6 +193,6 @@ def test_what_is_trained_before(tmp_path):
     save_weights(model, recipe.weights.file)
     loaded, trained = dense_model(recipe)
     assert trained and not next(loaded.parameters()).any()
-    recipe.weights.trained = False  # weights to start from
+    recipe.weights.trained = False  # only initial weights
     loaded, trained = dense_model(recipe)
     assert not trained and not next(loaded.parameters()).any()

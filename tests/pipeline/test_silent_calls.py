@@ -1,4 +1,4 @@
-"""What `svdc.sparsify` was given and took for something else, without a word."""
+"""Arguments that `svdc.sparsify` used to misinterpret silently."""
 
 import copy
 
@@ -31,7 +31,7 @@ def rows(n=120):
 
 
 def looked_at(model, data):
-    """(data as a run opens it, after the model was tried on it)."""
+    """The data as a run opens it, after the model was checked on it."""
     with given(model=model, data=data) as names:
         recipe = load_recipe(None, fields={"model.name": names["model"], "data.name": names["data"]})
         opened = open_data(recipe.data, recipe.task, strict=False)

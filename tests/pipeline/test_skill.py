@@ -1,4 +1,4 @@
-"""A dense model that has learned nothing is told of before it is compressed."""
+"""A dense model that has learned nothing is reported before it is compressed."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ VALUES = torch.randn(24, generator=torch.Generator().manual_seed(0))
 
 
 class Says(nn.Module):
-    """One and the same answer, but where an input says which: then that."""
+    """Returns a constant answer plus its inputs."""
 
     def __init__(self, answer):
         super().__init__()
@@ -27,7 +27,7 @@ class Says(nn.Module):
         return self.answer + x
 
 
-CASES = {  # task: targets, the blind answer, what an input that knows the target adds to it
+CASES = {  # task: targets, the constant answer, inputs that add the right answer to it
     "classification": (LABELS, [1.0, 0.0, 0.0], 9 * nn.functional.one_hot(LABELS, 3)),
     "binary": ((LABELS > 0).float(), [0.5], 9 * (LABELS > 0).float()[:, None] - 5),
     "regression": (VALUES, [float(VALUES.mean())], (VALUES - VALUES.mean())[:, None]),
@@ -50,11 +50,11 @@ def test_against_one_answer_to_all(task, knows, scale, held):
         assert warning is None
     elif task in ("classification", "binary"):
         blind = "1.011" if task == "classification" else "0.6931"
-        assert "error 50 (one and the same answer to all: 50) and nll" in warning
-        assert f"one and the same answer to all: {blind})" in warning
+        assert "error 50 (the same answer to all inputs: 50) and nll" in warning
+        assert f"the same answer to all inputs: {blind})" in warning
     else:
         figure = f"{(scale or (0, 1))[1] * VALUES.std(correction=0):.4g}"
-        assert f"rmse {figure} (one and the same answer to all: {figure})" in warning
+        assert f"rmse {figure} (the same answer to all inputs: {figure})" in warning
 
 
 def data_of(targets, task, inputs=None):
@@ -67,7 +67,7 @@ def test_targets_that_are_all_the_same_say_nothing():
 
 
 def test_a_rare_class_that_is_never_the_likelier_one():
-    """Its error is that of the commonest class, but its probabilities tell."""
+    """Its error is that of the most common class, but its probabilities are informative."""
     targets = torch.tensor([0] * 18 + [1] * 2)
     hint = torch.zeros(20, 2)
     hint[15:, 1] = 2.0
@@ -78,7 +78,7 @@ def test_a_rare_class_that_is_never_the_likelier_one():
 
 
 def test_targets_of_several_shapes_are_passed_over():
-    """Rows that a dataset pads to the longest of a batch."""
+    """Rows that a dataset pads to the longest in a batch."""
 
     class Padded:
         def __len__(self):
@@ -107,7 +107,7 @@ def test_at_most_so_many_examples_are_read(monkeypatch):
 
 
 def linear_data(task, scale=None, count=400, bent=False):
-    """Inputs (N, 5) and targets that a plane tells (bent: that none does)."""
+    """Inputs (N, 5) and targets that a linear model predicts (bent: that none does)."""
     torch.manual_seed(1)
     x = torch.randn(count, 5)
     value = (x[:, 0].abs() - 0.7 + x[:, 1].abs() - 0.7) if bent else x @ torch.tensor([2.0, -1.0, 0.5, 0.0, 1.0])
@@ -118,7 +118,7 @@ def linear_data(task, scale=None, count=400, bent=False):
 
 
 def oracle(data):
-    """scikit-learn's fit to all of it, on the validation data."""
+    """scikit-learn's fit to the training data, judged on the validation data."""
     models = pytest.importorskip("sklearn.linear_model")
     (x, y), (x_held, y_held) = ((part.inputs.numpy(), part.targets.numpy()) for part in (data.train, data.validation))
     if data.task == "regression":
@@ -137,7 +137,7 @@ def test_a_linear_fit_is_that_of_others(task):
 
 
 class Bent(nn.Module):
-    """Two layers that add up the absolute values of the first two inputs, and know no more."""
+    """Two layers that compute only the sum of the absolute values of the first two inputs."""
 
     def __init__(self, outputs):
         super().__init__()
@@ -154,14 +154,14 @@ def test_a_model_hardly_better_than_a_linear_fit_is_told_of(task, outputs):
     data = linear_data(task)
     torch.manual_seed(0)
     poor = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, outputs))
-    with torch.no_grad():  # it reads the first input alone: better than one answer to all, worse than a plane
+    with torch.no_grad():  # uses only the first input: better than a constant answer, worse than a linear fit
         poor[0].weight.zero_()[0, 0], poor[0].weight[1, 0] = 1.0, -1.0
         poor[0].bias.zero_()
         poor[2].weight.zero_()[-1, :2] = torch.tensor([2.0, -2.0])
         poor[2].bias.zero_()
     said = no_skill(poor, data)
     assert said is not None and "hardly better than a linear fit" in said and "dense.epochs" in said
-    alone = nn.Linear(5, outputs)  # which is a linear model itself
+    alone = nn.Linear(5, outputs)  # a linear model itself
     with torch.no_grad():
         alone.weight.zero_()[-1, 0] = 1.0
     assert no_skill(alone, data) is None

@@ -1,4 +1,4 @@
-"""The small forms of a run's files: what they are, what the report says of them, and that `verify` sees a change."""
+"""The small forms of a run's files: what they are, what the report says about them, and that `verify` detects changes."""
 
 import json
 import shutil
@@ -88,7 +88,7 @@ def test_no_file_has_the_figures_of_another(small_run, tiny_run):
     assert {name for name, found in about.items() if "metrics" in found} == {"model.onnx", "model_compact.onnx"}
     assert all(found["compression"] for name, found in about.items() if name != "dense.onnx")
     own = {name: about["model.onnx"][name] for name in ("preprocessing", "classes", "task")}
-    assert {name: about["dense.onnx"][name] for name in own} == own  # it takes what the others take
+    assert {name: about["dense.onnx"][name] for name in own} == own  # it takes the same inputs as the others
 
 
 def test_a_monte_carlo_file_in_two_bytes_draws_alike(small_run):
@@ -103,7 +103,7 @@ def test_a_monte_carlo_file_in_two_bytes_draws_alike(small_run):
 
 
 def test_a_file_of_draws_that_does_not_run_is_named(small_run, tmp_path, monkeypatch):
-    """It stays in float32, and is told by its own name; its compact form is written."""
+    """It stays in float32 and is reported by name; its compact form is written."""
     folder, said = shutil.copytree(small_run[0], tmp_path / "copy"), []
     (folder / "model_mc_compact.onnx").unlink()
 
@@ -146,7 +146,7 @@ def test_verify_sees_each_of_them(small_run, tmp_path):
 
 
 def test_a_run_has_its_small_files_read_all_test_data_once(small_run):
-    """Its own checks are of 256 test examples at most; what was found as a file was written is looked at by `verify` alone."""
+    """A run's checks use at most 256 test examples; metrics measured when a file was written are checked only by `verify`."""
 
     def looked_at(checks):
         return {name for name, file in checks if file == "model_int8.onnx"}
@@ -164,7 +164,7 @@ def svdc(*arguments, code=0):
 
 
 def said(*arguments, code=0):
-    """Output in one line."""
+    """The output of a command, joined into one line."""
     return " ".join(svdc(*arguments, code=code).split())
 
 
@@ -181,17 +181,17 @@ def test_export_once_more(small_run, tmp_path):
     text = said("export", folder, "--out", tmp_path / "e.onnx", "--precision", "int3", code=2)
     assert "'int3' is unknown; one of none, auto, int8, int4, float16" in text
     text = said("export", folder, "--out", tmp_path / "f.onnx", "--precision", "int4", "--compact")
-    assert "of the answers as in float32" in text and "of opset 21, as 20 has no numbers of four bits" in text
+    assert "of the answers as in float32" in text and "in opset 21, because opset 20 has no 4-bit types" in text
     assert [entry.version for entry in onnx.load(str(tmp_path / "f.onnx")).opset_import if not entry.domain] == [21]
     assert (tmp_path / "f.onnx").stat().st_size < (tmp_path / "b.onnx").stat().st_size
     text = said("export", folder, "--out", tmp_path / "h.onnx", "--precision", "int4", "--opset", "21")
-    assert "numbers of four bits" not in text
+    assert "4-bit types" not in text
     text = said("export", folder, "--out", tmp_path / "g.onnx", "--precision", "int4", "--monte-carlo", code=2)
     assert "a Monte-Carlo file stays in floating point" in text
 
 
 def outlying(tmp_path, spread):
-    """A file whose second layer reads one huge input beside those that decide; its data; which layer integers spoil."""
+    """A file whose second layer reads one input scaled by `spread` besides those that matter, and its data."""
     torch.manual_seed(0)
     first, second = nn.Linear(4, 4), nn.Linear(4, 2)
     with torch.no_grad():
@@ -204,7 +204,7 @@ def outlying(tmp_path, spread):
         model[3].weight.copy_(torch.eye(2))
         model[3].bias.copy_(torch.tensor([0.0, 1.0]))
     x = torch.rand(400, 4)
-    x[:, 0] = torch.where(x[:, 0] < 0.5, 0.8 * x[:, 0], 0.2 + 0.8 * x[:, 0])  # nothing near the border
+    x[:, 0] = torch.where(x[:, 0] < 0.5, 0.8 * x[:, 0], 0.2 + 0.8 * x[:, 0])  # nothing near the class boundary
     y = (x[:, 0] * 2 < 1).long()
     path = export_onnx(model.eval(), tmp_path / "model.onnx", x[:2]).path
     examples = InMemory(x, y)
@@ -215,7 +215,7 @@ def test_the_layers_that_lose_too_much_stay_in_float(tmp_path):
     path, data = outlying(tmp_path, 1e5)
     work = Integers(path, data, Baked(), compact=False)
     work.write(tmp_path / "int8.onnx")
-    assert work.report["layers"] == {"0": "float32", "2": "float32", "3": "int8"}  # what lies between the two is huge
+    assert work.report["layers"] == {"0": "float32", "2": "float32", "3": "int8"}  # the values between the two are huge
     assert work.report["validation"]["int8"] <= work.limit == work.float_error + 100 / 400
     found = beside(tmp_path / "int8.onnx", path, data, Baked())
     assert found["agreement"] > 0.98
@@ -228,10 +228,10 @@ def test_the_layers_that_lose_too_much_stay_in_float(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "limit"),
     [
-        ({"max_drop": 5.0, "max_error": 3.0, "dense": 2.0}, 3.0),  # of two bounds the stricter one
+        ({"max_drop": 5.0, "max_error": 3.0, "dense": 2.0}, 3.0),  # the stricter of two bounds
         ({"max_drop": 0.5, "max_error": 3.0, "dense": 2.0}, 2.5),
         ({"max_error": 2.75, "dense": 2.0}, 2.75),
-        ({"max_error": 2.75}, 2.75),  # what the dense model's error was, is not known
+        ({"max_error": 2.75}, 2.75),  # the dense model's error is unknown
         ({"max_error": 2.2, "dense": 2.0}, 2.4),  # the float file's own error is always allowed
         ({"dense": 2.0}, 2.4 + 100 / 400),
     ],
@@ -255,7 +255,7 @@ def test_ranges_are_of_examples_from_all_over(tmp_path):
     path, data = outlying(tmp_path, 1.0)
     order = data.train.targets.argsort(stable=True)
     x, y = data.train.inputs[order].repeat_interleave(10, 0), data.train.targets[order].repeat_interleave(10)
-    data.train = InMemory(x, y)  # as files are that are sorted by class: the first ones are all of one
+    data.train = InMemory(x, y)  # as in files sorted by class: the first examples are all of one class
     work = Integers(path, data, Baked())
     seen = np.concatenate([feed[next(iter(feed))] for feed in work._feeds])
     share = (2 * seen[:, 0] < 1).mean()
@@ -267,7 +267,7 @@ def test_where_nothing_can_be_in_integers_it_says_so(tmp_path, monkeypatch):
     path, data = outlying(tmp_path, 1.0)
     work = Integers(path, data, Baked(), max_drop=0.0, dense=0.0)
     monkeypatch.setattr(Integers, "_tried", lambda *_, **__: 50.0)
-    with pytest.raises(ExportError, match=r"no layer can be in integers .* the error is 50, allowed are 0"):
+    with pytest.raises(ExportError, match=r"no layer can be stored as integers .* the error is 50, and the limit is 0"):
         work.write(tmp_path / "int8.onnx")
 
 
@@ -312,7 +312,7 @@ def test_weights_that_four_bits_spoil_get_eight(tmp_path):
     fine, coarse = nn.Linear(80, 8, bias=False), nn.Linear(8, 8)
     with torch.no_grad():
         fine.weight.zero_()
-        fine.weight[0, 0], fine.weight[0, 1] = 1.0, 0.02  # the nearest of 15 steps is 0
+        fine.weight[0, 0], fine.weight[0, 1] = 1.0, 0.02  # rounds to 0 with 15 steps
         coarse.weight.copy_(torch.eye(8))
         coarse.bias.copy_(torch.tensor([0.0, 0.0, *[-10.0] * 6]))
     model = nn.Sequential(fine, coarse).eval()
@@ -335,7 +335,7 @@ def test_where_eight_bits_are_too_few_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("svdcompress.export._few_bits.SMALLEST", 4)
     work = FourBits(path, data, Baked(), max_drop=0.0, dense=0.0)
     monkeypatch.setattr(FourBits, "error", lambda self, path, *_, **__: 50.0 if path != self.path else 0.0)
-    with pytest.raises(ExportError, match=r"more than eight bits .* the error is 50, allowed are 0"):
+    with pytest.raises(ExportError, match=r"more than eight bits .* the error is 50, and the limit is 0"):
         work.write(tmp_path / "four.onnx")
     monkeypatch.undo()
     with pytest.raises(ExportError, match="no weight that four bits would make smaller"):

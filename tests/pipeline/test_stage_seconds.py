@@ -1,4 +1,4 @@
-"""The seconds of a stage are those of all sittings, wherever one ended."""
+"""The seconds of a stage include all sessions, wherever one ended."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_those_before_a_stop_count(recipe, tmp_path, monkeypatch):
 
 
 def test_those_before_a_kill_count_up_to_the_last_epoch(recipe, tmp_path, monkeypatch):
-    """A killed process writes no last word, so the count is on disk while it trains."""
+    """A killed process cannot write at the end, so the count is stored during training."""
     out, seen = tmp_path / "run", []
     for every in (0.0, 1e9):
         monkeypatch.setattr(_context.Context.beat, "__defaults__", (every,))

@@ -1,4 +1,4 @@
-"""Units that a graph lets go and a model does not: found before a search masks them."""
+"""Units that the graph allows to be removed but the model does not: found before a search masks them."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ PRUNING = {"protect": [], "remove_inputs": False, "round_to": 1}
 
 
 class Attention(nn.Module):
-    """Heads as many write them: their number and width are no numbers of the tensor's."""
+    """Attention as often written: the number of heads and their width are fixed numbers, not sizes of a tensor."""
 
     def __init__(self, width=16, heads=4):
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 
 class Net(nn.Module):
-    """Eight pixels of a digit at a time, one block, ten classes; sizes: of the recipe's own model."""
+    """Eight pixels of a digit at a time, one block, ten classes; sizes: an argument of the recipe's own model."""
 
     def __init__(self, sizes=()):
         super().__init__()
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 class Squeezed(nn.Module):
-    """Fails with one hidden unit, and with one alone: its outputs are squeezed."""
+    """Fails with one hidden unit, and only then, because its outputs are squeezed."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ def test_a_search_masks_none_of_them_and_knows_what_is_the_least(tmp_path):
         "calibrate.posterior=variational",
     ]
     results = run(load_recipe("digits", recipe), tmp_path / "run")
-    assert any(note.startswith("attention.qkv: no search takes its units") for note in results["notes"])
+    assert any(note.startswith("attention.qkv: a search leaves its units") for note in results["notes"])
     layers = {row["name"]: row for row in results["layers"]}
     assert layers["attention.qkv"]["shape_after"] == layers["attention.qkv"]["shape_before"]
     assert not any("left masked" in group["reason"] for group in results["pruning"]["groups"])

@@ -1,4 +1,4 @@
-"""Tables are standardised by themselves, and the files take and give their columns as they stand, against plain numpy."""
+"""Tables are standardized automatically, and the files read and return their columns in original units, against plain numpy."""
 
 import csv
 from pathlib import Path
@@ -21,7 +21,7 @@ ROWS = 300
 
 @pytest.fixture
 def houses(tmp_path, monkeypatch):
-    """A table of prices around 250,000 with columns of very different sizes, one of them of two words."""
+    """A table of prices around 250,000 with columns of very different scales, one of them with two text values."""
     rng = np.random.default_rng(0)
     area, year, kind = rng.normal(120, 40, ROWS), rng.integers(1950, 2020, ROWS), rng.integers(0, 2, ROWS)
     price = 2000 * area + 900 * (year - 1985) + 30_000 * kind + rng.normal(0, 2000, ROWS)
@@ -51,7 +51,7 @@ def test_columns_and_target_have_mean_0_and_deviation_1(houses):
     data = open_data(section(), "regression")
     x, y = data.train.inputs, data.train.targets
     assert x[:, :2].mean(0).abs().max() < 1e-4 and (x[:, :2].std(0, correction=0) - 1).abs().max() < 1e-4
-    assert set(x[:, 2:].flatten().tolist()) == {0.0, 1.0}  # categories stay
+    assert set(x[:, 2:].flatten().tolist()) == {0.0, 1.0}  # categories are unchanged
     assert abs(float(y.mean())) < 1e-4 and abs(float(y.std()) - 1) < 1e-4
     assert len(data.notes) == 1 and "and so is price" in data.notes[0] and "data.standardize=false" in data.notes[0]
     assert not data.warnings
@@ -60,7 +60,7 @@ def test_columns_and_target_have_mean_0_and_deviation_1(houses):
 def test_what_is_set_wins(houses):
     raw = open_data(section(standardize=False), "regression")
     assert raw.target_scale is None and raw.train.inputs[:, 1].min() >= 1950 and not raw.notes
-    assert not raw.warnings  # as it was asked for
+    assert not raw.warnings  # as requested
     assert open_data(section(target_scale="none"), "regression").target_scale is None
     own = open_data(section(transform=[{"scale": 0.5}]), "regression")
     assert own.preprocessing["transform"] == [{"scale": 0.5}] and own.target_scale is None and not own.notes
@@ -116,20 +116,20 @@ def test_the_files_take_columns_and_give_prices(houses, loss, outputs):
     assert price.std() > 60_000
     out = onnxruntime.InferenceSession("out/model.onnx").run(None, {"input": x})[0]
     assert np.sqrt(np.mean((out[:, 0] - price) ** 2)) < 20_000
-    test = open_run("out").data.test  # of standardised columns and prices
+    test = open_run("out").data.test  # standardized columns and prices
     mean, std = (np.array(open_run("out").preprocessing["transform"][0]["normalize"][name]) for name in ("mean", "std"))
     shift, scale = open_run("out").preprocessing["target_scale"]
     given, paid = (test.inputs.numpy() * std + mean).astype(np.float32), test.targets.numpy().ravel() * scale + shift
     told = onnxruntime.InferenceSession("out/model.onnx").run(None, {"input": given})[0][:, 0]
     r2 = 1 - np.sum((paid - told) ** 2) / np.sum((paid - np.mean(paid)) ** 2)  # in prices
     assert results["sparse"]["metrics"]["r2"] == pytest.approx(r2, rel=1e-3)
-    with torch.no_grad():  # by the checkpoint, standardised by hand
+    with torch.no_grad():  # from the checkpoint, standardized by hand
         done = open_run("out", trust_code=True).preprocessing
         numbers = done["transform"][0]["normalize"]
         prepared = (torch.tensor(x) - torch.tensor(numbers["mean"])) / torch.tensor(numbers["std"])
         shift, scale = done["target_scale"]
         expected = open_run("out", trust_code=True).model(prepared)[:, 0] * scale + shift
-    assert np.abs(out[:, 0] - expected.numpy()).max() < 50  # of prices in float32
+    assert np.abs(out[:, 0] - expected.numpy()).max() < 50  # prices in float32
     left = read_metadata("out/model_mc.onnx")["preprocessing"]
     assert left["transform"] == [] and left["target_scale"] is None and left["columns"] == ["area", "year", "kind"]
     ways = {"torch": False, "onnx": True}
@@ -159,11 +159,11 @@ def test_a_model_in_units_is_the_model_with_its_numbers_put_in(gaussian):
     assert units.preprocessing["transform"] == [] and units.preprocessing["target_scale"] is None
     assert baked({}, "regression").model(model) is model
     other = baked({**done, "transform": [*done["transform"], {"scale": 2}], "target_scale": None}, "regression")
-    assert other.model(model) is model and len(other.preprocessing["transform"]) == 2  # what follows is not the files' to do
+    assert other.model(model) is model and len(other.preprocessing["transform"]) == 2  # the files cannot do what comes after
 
 
 def test_a_run_of_before_keeps_its_columns(houses, tmp_path):
-    """Its manifest does not speak of standardised columns: it was trained on them as they stood."""
+    """Its manifest does not mention standardized columns: it was trained on the original ones."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "recipe.yaml").write_text("data: {name: 'csv:houses.csv', target: price}\nloss: mse\nmodel: mlp\n")
     (tmp_path / "old" / "model.safetensors").write_bytes(b"")
@@ -191,7 +191,7 @@ def test_standardised_columns_train_where_raw_ones_do_not(houses):
 
 
 def test_a_noise_that_is_set_is_of_the_target_in_its_own_units(houses, monkeypatch):
-    """1 / variance of prices; the loss sees them at deviation 1."""
+    """1 / variance of prices; the loss sees prices with standard deviation 1."""
     seen = {}
 
     def stopped(model, data, loss, settings, **more):
@@ -207,6 +207,6 @@ def test_a_noise_that_is_set_is_of_the_target_in_its_own_units(houses, monkeypat
     data = open_data(section(), "regression")
     wrong, loss = data.train.targets[:, None] + 0.1, seen["loss"]
     price = torch.distributions.Normal(0.0, 2000.0)  # 1 / 2000^2 = 2.5e-7
-    off = 0.1 * data.target_scale[1]  # what 0.1 deviations are in prices
+    off = 0.1 * data.target_scale[1]  # 0.1 deviations in prices
     more = float(price.log_prob(torch.zeros(1)) - price.log_prob(torch.tensor([off])))
     assert float(loss(wrong, data.train.targets) - loss(wrong - 0.1, data.train.targets)) == pytest.approx(more, rel=1e-4)

@@ -1,4 +1,4 @@
-"""The ONNX files of a model with several inputs answer in the target's own units, and keep the names of its arguments."""
+"""The ONNX files of a model with several inputs answer in the target's own units and keep its argument names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_files_of_several_inputs_answer_in_the_targets_units(tmp_path, loss, out
     truth = 500 + 100 * inputs["num"][:, 0]
     with np.load(out) as found:
         for one in (mean[:, 0], sampled[:, 0]):
-            assert np.abs(one - found["mean"][:, 0]).max() < 5  # of a spread of 100
+            assert np.abs(one - found["mean"][:, 0]).max() < 5  # with a spread of 100
     assert ((lower < upper) & (lower[:, :1] < mean[:, :1]))[:, 0].all() and np.corrcoef(mean[:, 0], truth)[0, 1] > 0.9
     assert abs(mean[:, 0].mean() - 500) < 60
     assert read_metadata(tmp_path / "run" / "model.onnx")["preprocessing"]["target_scale"] is None

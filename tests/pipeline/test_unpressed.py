@@ -1,4 +1,4 @@
-"""Where pressure removes hardly a unit within a run's epochs, a trial begins without it, from the dense weights."""
+"""If pressure hardly removes a unit within a run's epochs, a trial starts without it, from the dense weights."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ LIGHT = (*SHAPES, "train.beta={final: 1.0e-6}", "search.levels=2")
 
 
 class Ranked:
-    """Whether each ranking saw examples: its scores are not those of the information alone then."""
+    """Whether each ranking used examples: its scores are then not the information alone."""
 
     def __init__(self, patch):
         self.by_outputs = []
@@ -52,14 +52,14 @@ def test_it_begins_from_the_dense_weights_and_ranks_by_the_outputs(light):
     assert trial["pressure"] == UNPRESSED and trial["beta"] == pytest.approx(1e-6 / 1024)
     dense = load_file(out / "dense.safetensors")
     assert all(torch.equal(weight, dense[f"{name}.weight"]) for name, weight in seen.before[0].items())
-    assert ranked.by_outputs[:2] == [False, False]  # for what can't go, and the least
+    assert ranked.by_outputs[:2] == [False, False]  # for units that must stay, and for the least size
     assert all(ranked.by_outputs[2:]) and len(ranked.by_outputs) >= 5
     assert len(seen.sizes) == 3 and results["search"]["reached"] is True
 
 
 def test_it_is_said_in_the_report(light):
     *_, results = light
-    assert sum("pressure removes hardly a unit" in note for note in results["notes"]) == 1
+    assert sum("pressure removes hardly any unit" in note for note in results["notes"]) == 1
 
 
 def test_a_search_of_single_weights_keeps_no_start(tiny_recipe, tmp_path, monkeypatch):
@@ -90,11 +90,11 @@ def test_more_epochs_of_recovery_are_more_than_it_had(light, recovery, cure):
     *_, results = light
     best = Trial(**results["search"]["trials"][0])
     (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 0, 1, recovery=recovery)
-    assert cure in line and line.endswith("win accuracy back")
+    assert cure in line and line.endswith("regain accuracy")
 
 
 def test_recovery_has_the_noise_of_the_first_level(light, tiny_recipe, tmp_path, monkeypatch):
-    """Its variances had none to learn by; 0.05 of the beta of level 1."""
+    """The trial's variances had no pressure to learn from; recovery uses 0.05 times the beta of level 1."""
     told = {}
     fit = _trainer.Trainer.fit
 
@@ -127,7 +127,7 @@ def test_a_stop_ends_in_the_same_bytes(light, tiny_recipe, tmp_path, monkeypatch
 def test_a_tenth_of_the_way_is_pressure_enough_and_so_are_many_steps(
     light, tiny_recipe, tmp_path, monkeypatch, natural, more, unpressed
 ):
-    """A tenth of 6x in logarithms is 1.196x; from there on, or with more steps in a level, all is as it was before."""
+    """A tenth of 6x in logarithms is 1.196x; from there on, or with more steps per level, pressure is used as usual."""
     ranked = Ranked(monkeypatch)
     recipe = searching(tiny_recipe, *SHAPES)
     epochs = max(1, round(0.15 * recipe.train.epochs))

@@ -1,4 +1,4 @@
-"""`svdc verify`, and the same checks before a run says that it is done: what differs is found and named."""
+"""`svdc verify`, and the same checks before a run ends: differences are found and named."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ QUICK = ["dense.epochs=1", "train.epochs=1", "recover.epochs=1", "uncertainty.sa
 
 @pytest.fixture
 def folder(tiny_run, tmp_path):
-    """A copy of the tiny run, to break."""
+    """A copy of the tiny run that tests may break."""
     return shutil.copytree(tiny_run[0], tmp_path / "copy")
 
 
@@ -38,7 +38,7 @@ def write(folder, results, stamp=True):
 
 
 def wrong(folder, **more):
-    """{file: names of the figures that failed}"""
+    """{file: names of the failed checks}"""
     found = {}
     for check in verify_run(folder, **more).failed:
         found.setdefault(check.file, set()).add(check.name)
@@ -46,7 +46,7 @@ def wrong(folder, **more):
 
 
 def scaled(path, factor=1.5):
-    """All float weights of an ONNX file times a factor; the file keeps its size."""
+    """Multiply all float weights of an ONNX file by a factor; the file keeps its size."""
     model = onnx.load(str(path))
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1:
@@ -164,7 +164,7 @@ def test_a_report_of_a_later_layout_is_refused_and_an_earlier_one_read(folder):
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "..\\b"])
 def test_nothing_outside_the_folder_is_looked_at(folder, name):
     write(folder, {**stored(folder), "files": {name: {"sha256": "0" * 64, "bytes": 1}}}, stamp=False)
-    with pytest.raises(OutputError, match="a file within the folder is needed"):
+    with pytest.raises(OutputError, match="must be a file within the folder"):
         verify_run(folder)
 
 
@@ -178,14 +178,14 @@ def test_the_command_ends_with_a_code_of_its_own(folder):
     bad = runner.invoke(app, ["verify", str(folder)], env={"COLUMNS": "200"})
     assert bad.exit_code == VerifyError.exit_code == 13
     assert "FAILED" in bad.stdout and f"{results['sparse']['nonzero']:,}" in bad.stdout
-    assert "not what its report says: report.json, model.safetensors" in bad.stderr
+    assert "does not match its report: report.json, model.safetensors" in bad.stderr
     as_json = runner.invoke(app, ["verify", str(folder), "--json"])
     assert as_json.exit_code == 13 and json.loads(as_json.stdout)["failed"] >= 1
     assert "13" in runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
 
 
 def broken(name, change):
-    """A run whose file is broken between its export and its checks."""
+    """A cost stage that also breaks a run's file between its export and its checks."""
 
     def cost(context, *rest, work=_stages.cost_stage):
         work(context, *rest)

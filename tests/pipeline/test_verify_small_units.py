@@ -1,4 +1,4 @@
-"""What `svdc verify` allows for rounding: a regression's unit may be small, and its figures are measured by it."""
+"""The rounding that `svdc verify` allows: a regression's unit may be small, and its metrics are compared relative to it."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ def test_an_rmse_is_compared_in_its_own_unit(monkeypatch, scale, found, right):
     monkeypatch.setattr(_checks, "evaluate", lambda model, test, **what: {**stored, "rmse": found, "nll": -0.0105})
     monkeypatch.setattr(_checks, "OnnxModel", lambda path, units: None)
     checks = list(_checks.errors(material(scale, sparse={"metrics": stored})))
-    assert [check.passed for check in checks] == [right, True, True]  # nats stay measured by 1
+    assert [check.passed for check in checks] == [right, True, True]  # nats are still compared with 1
 
     for name in ("evaluate", "OnnxModel"):
         monkeypatch.setattr(_small_checks, name, getattr(_checks, name))

@@ -1,4 +1,4 @@
-"""A run on text, with a language model of Hugging Face, whose files are looked at again from the folder alone."""
+"""A run on text with a Hugging Face language model, whose files are verified from the folder alone."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def test_without_the_data_the_rest_is_looked_at(text_run, tmp_path):
     recipe = (place / "run" / "recipe.yaml").read_text().replace(str(text_run.parent), str(place))
     (place / "run" / "recipe.yaml").write_text(recipe)
     found = verify_run(place / "run")
-    assert {check.file for check in found.failed} == {"recipe.yaml"}  # whose digest is another one now
+    assert {check.file for check in found.failed} == {"recipe.yaml"}  # its digest has changed
     assert {check.file for check in found.skipped} >= {"model.onnx"}
     assert all("reviews.csv" in check.note for check in found.skipped)

@@ -1,4 +1,4 @@
-"""Which way to a size wins on models built so that it is known, by losses computed in numpy without the package."""
+"""Which way to a size wins on models built so that the answer is known, with losses computed in numpy without the package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from svdcompress.sources import InMemory
 
 
 def known(model: nn.Sequential, nats: dict[str, Tensor]) -> nn.Module:
-    """Converted, with so much information in each weight: 0.5 log(1 + mu^2 / sigma^2)."""
+    """A converted model with the given information in each weight: 0.5 log(1 + mu^2 / sigma^2)."""
     converted = convert(model)
     with torch.no_grad():
         for name, layer in variational_layers(converted):
@@ -36,7 +36,7 @@ def known(model: nn.Sequential, nats: dict[str, Tensor]) -> nn.Module:
 
 
 def mlp(*weights: Any) -> nn.Sequential:
-    """Linear layers of these weights with ReLUs between them, and small biases."""
+    """Linear layers with the given weights, ReLUs between them, and small biases."""
     layers: list[nn.Module] = []
     for matrix in weights:
         layer = nn.Linear(len(matrix[0]), len(matrix))
@@ -48,7 +48,7 @@ def mlp(*weights: Any) -> nn.Sequential:
 
 
 def nll(model: nn.Module, masks: Any, x: Tensor, y: Tensor) -> float:
-    """Of the masked mean, with numpy in double precision."""
+    """The NLL of the masked means, with numpy in double precision."""
     h = x.double().numpy()
     layers = [
         (name, layer) for name, layer in model.named_children() if isinstance(layer, nn.Linear) or hasattr(layer, "log_sigma2")
@@ -62,7 +62,7 @@ def nll(model: nn.Module, masks: Any, x: Tensor, y: Tensor) -> float:
 
 
 def data_of(model: nn.Module, size: int, count: int = 600) -> tuple[Any, Tensor, Tensor]:
-    """Inputs, and targets drawn from what the whole model says of them."""
+    """Inputs, and targets drawn from the unmasked model's predictions."""
     torch.manual_seed(0)
     x = torch.randn(count, size)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def ways_of(model: nn.Module, x: Tensor, measure: str, target: float, enough: bo
 
 
 def taken(model: nn.Module, data: Any, x: Tensor, measure: str, target: float) -> tuple[Way, Any, dict[str, Way]]:
-    """What is chosen, its record, and all ways by name."""
+    """The chosen way, the record of the choice, and all ways by name."""
     to_size = ways_of(model, x, measure, target)
     usual = to_size.usual()
     way, record = chosen(to_size, data, "auto", "cpu")
@@ -87,12 +87,12 @@ def taken(model: nn.Module, data: Any, x: Tensor, measure: str, target: float) -
 
 
 def jittered(shape: tuple[int, ...], nats: float, seed: int = 0) -> Tensor:
-    """About so many nats each: none are alike."""
+    """About `nats` each, all different."""
     return nats * (1 + 0.01 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)))
 
 
 def half_useful() -> nn.Module:
-    """Each of six units reads its own two inputs of twelve; its other ten weights are small, and told little."""
+    """Each of six units needs its own two of twelve inputs; its other ten weights are small, with little information."""
     read = torch.zeros(6, 12)
     for unit in range(6):
         read[unit, 2 * unit : 2 * unit + 2] = 2.0
@@ -104,8 +104,8 @@ def half_useful() -> nn.Module:
 
 
 def cancelling() -> nn.Module:
-    """Units 2 and 3 are one unit twice, added once and taken off once. Units 0 and 1 have weights that are needed together
-    though each is told little."""
+    """Units 2 and 3 are identical, added once and subtracted once. Units 0 and 1 have weights that are needed together, though
+    each has little information."""
     torch.manual_seed(3)
     useful = [[2.0, 2, 2, 2], [-2.0, 2, -2, 2]]
     model = mlp([*useful, [1.0, 1, -1, 1], [1.0, 1, -1, 1]], [[3.0, -3, 2, -2], [-3.0, 3, -2, 2]])
@@ -118,7 +118,7 @@ def cancelling() -> nn.Module:
 
 
 def narrow() -> nn.Module:
-    """A layer of three units that are all needed and told little, ahead of a wide one, most of which cancels."""
+    """A layer of three units, all needed but with little information, before a wide one whose units mostly cancel."""
     torch.manual_seed(4)
     first = [[2.0, 0, 0, 1], [0.0, 2, 1, 0], [0.0, -1, 2, -2]]
     pair = torch.randn(8, 3).repeat_interleave(2, 0)
@@ -142,7 +142,7 @@ def test_single_weights_go_where_every_unit_is_half_useful() -> None:
     assert set(found) == {"weights", "units-25%", "units-50%", "units-100%"}
     assert by_hand["weights"] < min(by_hand[name] for name in by_hand if name != "weights") - 0.05
     assert record["chosen"] == record["usual"] == "weights" and record["examples"] == 600
-    assert int(way.masks["0"].sum()) < 72 and way.masks["0"].any(1).all()  # no unit is gone
+    assert int(way.masks["0"].sum()) < 72 and way.masks["0"].any(1).all()  # no unit is removed
 
 
 def test_units_go_where_two_cancel() -> None:
@@ -209,7 +209,7 @@ CASES = [(half_useful, "nonzero", 40), (cancelling, "nonzero", 20), (narrow, "pa
 
 @pytest.mark.parametrize(("make", "measure", "target"), CASES)
 def test_figures_of_the_record_and_masks_made_again(make: Any, measure: str, target: float) -> None:
-    """NLLs against numpy, sizes against pruning and counting; each way made anew from what JSON keeps of it."""
+    """NLLs against numpy, sizes against pruning and counting; each way is rebuilt from its JSON record."""
     model = make()
     data, x, y = data_of(model, model[0].in_features)
     _, record, found = taken(model, data, x, measure, target)
@@ -221,7 +221,7 @@ def test_figures_of_the_record_and_masks_made_again(make: Any, measure: str, tar
         assert one["size"] == way.size == size <= found[record["usual"]].size
         again = ways_of(model, x, measure, target).again(json.loads(json.dumps(way.stored())))
         assert all(torch.equal(mask, again[name]) for name, mask in way.masks.items())
-    assert all(layer.mask is None for _, layer in variational_layers(model))  # nothing is held on to
+    assert all(layer.mask is None for _, layer in variational_layers(model))  # no mask is held
 
 
 def alike(found: dict[str, Way]) -> bool:
@@ -272,7 +272,7 @@ def test_a_size_below_the_biases_still_has_its_way() -> None:
 
 
 class Bytes:
-    """Files of four bytes for each parameter, and of so many more for each unit of the first layer."""
+    """Files with four bytes per parameter, and `more` bytes per unit of the first layer."""
 
     name = "bytes"
 
@@ -288,7 +288,7 @@ class Bytes:
 
 @pytest.mark.parametrize("more", [0.0, 20.0, 2000.0])
 def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
-    """At one number of parameters the even rank keeps more units of the first layer, so its files are larger at first."""
+    """With equal parameters, an even ranking keeps more units of the first layer, so its files are larger at first."""
     model = narrow()
     data, x, y = data_of(model, 4)
     to_size = ways_of(model, x, "bytes", 1.0)
@@ -297,19 +297,19 @@ def test_what_would_be_taken_is_measured_and_made_as_small(more: float) -> None:
     usual = to_size.usual()
     assert usual.size is not None and usual.size <= to_size.target and not usual.free
     usually = measure.asked
-    assert to_size.usual() is usual and measure.asked == usually  # files take their time
+    assert to_size.usual() is usual and measure.asked == usually  # measuring files takes time
     way, record = chosen(to_size, data, "auto", "cpu")
     assert way.name.startswith(("even", "mostly-even")) and nll(model, way.masks, x, y) < nll(model, usual.masks, x, y)
     small = prune(model, x[:20], masks=way.masks)
     assert way.size == 4 * cost.measure(small, x[:2]).parameters + more * small[0].out_features <= 1.02 * usual.size
     told = {one["name"]: one for one in record["candidates"]}
     assert told[way.name]["size"] == way.size and told[way.name]["nll"] == pytest.approx(nll(model, way.masks, x, y), rel=1e-5)
-    assert 1 <= measure.asked - usually <= 3 * 3  # the usual way was made once; the best of the others, in some sizes each
+    assert 1 <= measure.asked - usually <= 3 * 3  # the usual way was made once; the best others in a few sizes each
     assert all(torch.equal(mask, to_size.again(way.stored())[name]) for name, mask in way.masks.items())
 
 
 class Cubic(Bytes):
-    """Files whose size goes with the third power of the parameters: nothing like a line."""
+    """Files whose size grows with the third power of the parameters, far from linearly."""
 
     def of_small(self, small: Any, dense: Any) -> dict[str, float]:
         self.asked += 1
@@ -318,7 +318,7 @@ class Cubic(Bytes):
 
 
 def test_a_size_that_is_no_line_is_come_near_to() -> None:
-    """Three files ended at 0.7 of it, where 15 ms were asked for a network that is slow at odd widths at 0.4."""
+    """In a search for 15 ms, with a network that is slow at odd widths at 0.4, three files ended at 0.7 of the goal."""
     torch.manual_seed(1)
     model = known(
         mlp(torch.randn(60, 12).tolist(), torch.randn(60, 60).tolist(), torch.randn(3, 60).tolist()),
@@ -332,7 +332,7 @@ def test_a_size_that_is_no_line_is_come_near_to() -> None:
 
 @pytest.mark.parametrize("share", [0.4, 1.6])
 def test_a_way_is_fitted_from_below_as_well_as_from_above(share: float) -> None:
-    """One that was 45% smaller than asked for won by its loss, and what it left of the size helped nobody."""
+    """A way that was 45% smaller than requested won by its loss, and its unused size was wasted."""
     torch.manual_seed(1)
     model = known(
         mlp(torch.randn(60, 12).tolist(), torch.randn(60, 60).tolist(), torch.randn(3, 60).tolist()),
@@ -359,7 +359,7 @@ def test_a_way_that_does_not_get_there_is_out(monkeypatch: pytest.MonkeyPatch) -
     way, record = chosen(to_size, data, "auto", "cpu")
     assert way.name == record["chosen"] == "global"
     known_ways = {one["name"] for one in record["candidates"]}
-    assert "even" not in known_ways  # which would be taken, could it be made as small
+    assert "even" not in known_ways  # it would be chosen if it could be made as small
 
 
 def test_a_number_of_non_zeros_counts_what_pruning_takes_along():

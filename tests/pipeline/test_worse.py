@@ -1,4 +1,4 @@
-"""A recovery that makes a network surely worse is undone, and said; any other is kept."""
+"""A recovery that clearly makes a network worse is undone and reported; any other is kept."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def untrained(tiny_recipe, tmp_path_factory):
-    """A network that was cut, and never trained again."""
+    """A network that was cut and never trained again."""
     out = tmp_path_factory.mktemp("cut") / "run"
     results = run(searching(tiny_recipe, *AT_ONCE, "recover.epochs=0"), out)
     assert not worse(results)
@@ -39,7 +39,7 @@ def test_steps_that_are_too_large_are_undone_in_a_search(tiny_recipe, tmp_path, 
     assert f"{untrained[1]['search']['trials'][0]['error']:.4g}% before them" in line
     assert results["search"]["trials"][0]["error"] == untrained[1]["search"]["trials"][0]["error"]
     assert same(tensors(tmp_path / "run"), untrained[0])
-    assert [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"] == [1, 2]  # what was tried stays told
+    assert [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"] == [1, 2]  # discarded epochs stay recorded
 
 
 def test_a_recovery_that_helps_is_kept(tiny_recipe, tmp_path, untrained):

@@ -1,4 +1,4 @@
-"""An npz file of several arrays: which of them go into the model."""
+"""An npz file with several arrays: which of them are inputs of the model."""
 
 import sys
 import warnings
@@ -50,7 +50,7 @@ def test_the_mask_of_a_run_is_not_dropped(tmp_path, monkeypatch):
 def test_a_run_of_one_input_names_what_it_leaves_out_but_for_targets(tmp_path):
     np.savez(tmp_path / "two.npz", x=X, mask=MASK, labels=np.zeros(3), Y=np.zeros(3))
     for how in ({"preprocessing": {"input_shape": [4]}}, {"shape": (4,)}):
-        with pytest.warns(UserWarning, match=r"two\.npz: 'x' is predicted, and mask left out"):
+        with pytest.warns(UserWarning, match=r"two\.npz: only 'x' is used, without mask"):
             found, _ = read_inputs(tmp_path / "two.npz", **how)
         assert np.array_equal(found.numpy(), X)
     np.savez(tmp_path / "one.npz", inputs=X, labels=np.zeros(3), Y=np.zeros(3))

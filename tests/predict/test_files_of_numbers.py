@@ -1,4 +1,4 @@
-"""Numbers that files hold: read of any type, written whole, and named with their file where they do not do."""
+"""Numbers in files: read with any type, written in full, and reported with their file if they are invalid."""
 
 import csv
 import sys
@@ -34,7 +34,7 @@ def test_a_table_has_as_many_digits_as_its_numbers(tmp_path):
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    """A run of three columns, with its ONNX files."""
+    """A run on three columns, with its ONNX files."""
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), log_sigma2=-3.0).eval()

@@ -1,4 +1,4 @@
-"""Images for runs whose data came from a function of the user's, and images that lie as PyTorch does not take them."""
+"""Images for runs with data from a user's function, and images whose layout PyTorch does not take."""
 
 import sys
 import warnings
@@ -20,7 +20,7 @@ _run = sys.modules["svdcompress.predict._run"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A net for colour images of 6x5, its files, an image, and arrays that hold images in both orders."""
+    """A net for color images of 6x5, its files, an image, and arrays of images in both layouts."""
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(24, 4)), log_sigma2=-3.0).eval()
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def predicted(folder, monkeypatch, tmp_path):
-    """A function: what was told of predictions for a file of inputs, for a run of such data."""
+    """A function that predicts a file of inputs for a run of such data and returns the messages."""
     place, model = folder
 
     def work(name, inputs, transform=(), onnx=False):
@@ -51,16 +51,18 @@ def predicted(folder, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("inputs", ["photos", "photos/a.png"])
 def test_images_for_data_of_the_users_own_function_are_warned_of(predicted, inputs):
-    with pytest.warns(UserWarning, match=r"the run's data come from \./data\.py:make, and what this does to an image") as seen:
+    with pytest.warns(
+        UserWarning, match=r"the run's data come from \./data\.py:make, and it is not known how that function prepares an image"
+    ) as seen:
         told = predicted("./data.py:make", inputs)
     assert told["warnings"] == [str(seen[0].message)]
-    assert "values in [0, 1], and nothing else is done (the run has no data.transform)" in told["warnings"][0]
+    assert "values in [0, 1], without further changes (the run has no data.transform)" in told["warnings"][0]
     assert "anything else, such as normalizing" in told["warnings"][0] and told["warnings"][0].endswith("(.npy)")
 
 
 def test_what_the_run_knows_of_the_preparation_is_said(predicted):
     steps = [{"normalize": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}}]
-    with pytest.warns(UserWarning, match=r"and then through the run's data\.transform \(normalize\)\. Where .* more than that"):
+    with pytest.warns(UserWarning, match=r"and then through the run's data\.transform \(normalize\)\. If .* more than that"):
         predicted("package.data:make", "photos", steps)
 
 

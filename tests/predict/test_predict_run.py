@@ -1,4 +1,4 @@
-"""Files of inputs to files of predictions, by both ways, for runs put together by hand."""
+"""From input files to prediction files, with PyTorch and with ONNX, for hand-made runs."""
 
 import csv
 import sys
@@ -36,7 +36,7 @@ def opened(folder, model, task="classification", preprocessing=None, **more):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A small convolutional net for grey images of 6x5, with its ONNX files."""
+    """A small convolutional net for gray images of 6x5, with its ONNX files."""
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4))
@@ -130,7 +130,7 @@ def test_onnx_draws_anew_unless_there_is_a_seed(tmp_path, monkeypatch):
     fresh, seeded = [mean(None) for _ in range(3)], [mean(5) for _ in range(2)]
     assert np.array_equal(*seeded)
     assert len({array.tobytes() for array in (*fresh, seeded[0], mean(6), mean(-5))}) == 6
-    assert not np.array_equal(seeded[0][:2], seeded[0][2:])  # each batch has noise of its own
+    assert not np.array_equal(seeded[0][:2], seeded[0][2:])  # each batch has its own noise
 
 
 def test_onnx_says_which_predictions_are_not_finite(images, tmp_path, monkeypatch):
@@ -191,7 +191,7 @@ def test_monte_carlo_files_that_are_something_else(images, tmp_path, monkeypatch
     refused(rf"model_mc\.onnx: onnxruntime cannot load it .*{again}", lambda model: model.graph.node.pop(0))
     refused(rf"model_mc\.onnx: its outputs are not those of a Monte-Carlo file; {again}", names_no_mean)
     for text in ("5", "[]", '{"transform": 3}', '{"target_scale": ["a", 1]}'):
-        refused(r"model_mc\.onnx: what its metadata say of the inputs is damaged: preprocessing\.", says(text))
+        refused(r"model_mc\.onnx: its metadata on the inputs are damaged: preprocessing\.", says(text))
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_monte_carlo_files_that_are_something_else(images, tmp_path, monkeypatch
         ({"scores": torch.zeros(40)}, "differ in length"),
         ({"scores": torch.full((300,), float("nan"))}, "scores holds values that are not finite"),
         ({"right": torch.ones(300)}, "right is torch.float32"),
-        ({"labels": torch.arange(300)}, "labels that are no class"),
+        ({"labels": torch.arange(300)}, "some labels are not classes"),
         ({"labels": torch.zeros(300, dtype=torch.int32)}, "labels is torch.int32"),
-        ({"labels": None}, "of the task classification, the run of classification|the run of"),
-        ({"classes": 3}, "labels that are no class"),
-        ({"classes": 3, "labels": torch.arange(300) % 3}, "of 3 classes, the run of 4"),
+        ({"labels": None}, r"its scores do not fit the run's task classification \(the file says classification\)"),
+        ({"classes": 3}, "some labels are not classes"),
+        ({"classes": 3, "labels": torch.arange(300) % 3}, "made for 3 classes, but the run has 4"),
         ({"classes": 10**400}, "classes, which no run writes"),
     ],
 )

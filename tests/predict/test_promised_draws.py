@@ -1,4 +1,4 @@
-"""Promises of validation data, and predictions of other numbers of draws than they were made with."""
+"""Promises from validation data, and predictions with another number of draws than the promises were made with."""
 
 import dataclasses
 import sys
@@ -20,7 +20,7 @@ _run = sys.modules["svdcompress.predict._run"]
 
 
 def opened(folder, monkeypatch, task, outputs, **calibrate):
-    """A run's stand-in, which every call opens: a layer of five inputs, and what its recipe promises."""
+    """A stand-in for a run, which every call opens: a layer with five inputs, and the promises that its recipe asks for."""
     run = SimpleNamespace(
         folder=folder,
         model=svdc.convert(nn.Linear(5, outputs), log_sigma2=-3.0).eval(),
@@ -44,10 +44,10 @@ def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monke
     save_promises(tmp_path / "validation.safetensors", {"mean": mean, "samples": kept})
     run = opened(tmp_path, monkeypatch, "classification", 4)
     ask = partial(predict_run, "run", tmp_path / "x.npy", tmp_path / "p.npz")
-    with pytest.raises(UsageError, match=r"samples: 19; .* of 20 draws.* --samples 20 or more"):
+    with pytest.raises(UsageError, match=r"samples: 19; .* with 20 draws.* --samples 20 or more"):
         ask(samples=19, coverage=0.9)
     assert not (tmp_path / "p.npz").exists()
-    with monkeypatch.context() as patch:  # it is refused before the work
+    with monkeypatch.context() as patch:  # refused before the work
         patch.setattr(_run, "_by_torch", lambda *given: pytest.fail("predicted"))
         for asked in ({"samples": 19, "coverage": 0.9}, {"coverage": 0.999}, {"answer_above": 1.5}):
             with pytest.raises((UsageError, DataError)):
@@ -55,10 +55,10 @@ def test_fewer_draws_than_of_the_validation_data_promise_nothing(tmp_path, monke
     told = {}
     ask(samples=20, coverage=0.9, told=told)
     assert told["coverage"]["samples"] == 20 and "set" in np.load(tmp_path / "p.npz")
-    run.recipe.calibrate = CalibrateSection(coverage=0.9)  # the recipe asks, and nobody in the call
+    run.recipe.calibrate = CalibrateSection(coverage=0.9)  # requested by the recipe, not by the call
     told = {}
     ask(samples=19, told=told)
-    assert "of 20 draws" in told["not_promised"] and "coverage" not in told and "set" not in np.load(tmp_path / "p.npz")
+    assert "made with 20 draws" in told["not_promised"] and "coverage" not in told and "set" not in np.load(tmp_path / "p.npz")
     ask(samples=None, told=told)
     assert told["coverage"]["samples"] == 20
     assert load_promises(tmp_path / "validation.safetensors", "mean").samples == 0
@@ -77,7 +77,7 @@ def test_what_a_recipe_asks_for_and_cannot_be_promised_is_told(tmp_path, monkeyp
     ask(told=told)
     assert told["not_promised"].startswith("coverage: ") and "coverage" not in told
     assert told["answer_above"]["accuracy"] == 0.9 and "answered" in np.load(tmp_path / "p.npz")
-    ask(answer_above=0.8)  # the other is the recipe's still
+    ask(answer_above=0.8)  # the other promise is still the recipe's
     with pytest.raises((UsageError, DataError), match="coverage: "):
         ask(coverage=0.999)
     run.recipe.calibrate = CalibrateSection(coverage=0.999, answer_above=0.999)

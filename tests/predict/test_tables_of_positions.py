@@ -1,4 +1,4 @@
-"""Predictions with many positions as tables: a row for each, and none where there would be too many."""
+"""Tables of predictions with many positions: a row for each, and no table if there would be too many."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_a_mask_has_a_row_for_each_pixel_and_a_large_one_no_table():
 
 def test_the_deviation_of_a_binary_probability_is_left_out_where_a_file_does_not_know_it():
     mean = np.array([[0.2], [0.7]])
-    arrays = {"mean": mean, "variance": mean * (1 - mean)}  # of the label: it says no more than the mean
+    arrays = {"mean": mean, "variance": mean * (1 - mean)}  # the label's; tells no more than the mean
     assert "std" not in columns(arrays, ["a", "b"], "binary")
     assert columns({**arrays, "epistemic": mean * 0.1}, ["a", "b"], "binary")["std"].tolist() == pytest.approx(
         [0.02**0.5, 0.07**0.5]

@@ -1,4 +1,4 @@
-"""The zoo and its masks are shared with tests/zoo."""
+"""Makes the zoo and its masks in tests/zoo importable."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "zoo"))
 
 @pytest.fixture(scope="session", autouse=True)
 def bugs_of_handlers_are_raised():
-    """A handler's own mistake fails the tests; for users its units stay, with a note."""
+    """A bug in a handler fails the tests; for users, its units stay, with a note."""
     with bugs_raised():
         yield

@@ -1,4 +1,4 @@
-"""Random chains of layers under random masks: the pruned chain is the masked chain, to rounding."""
+"""Random chains of layers under random masks: the pruned chain computes the same as the masked chain, up to rounding."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check(chain: nn.Module, shape: tuple[int, ...], seed: int, strewn: float, ro
     assert small.pruning.parameters_after <= small.pruning.parameters_before + sum(
         module.out_features if isinstance(module, nn.Linear) else getattr(module, "out_channels", 0)
         for module in model.modules()
-        if getattr(module, "bias", 0) is None  # a layer without a bias may be given one
+        if getattr(module, "bias", 0) is None  # a layer without a bias may get one
     )
     assert not [note for note in small.pruning.notes if "left masked" in note]
 
@@ -110,7 +110,7 @@ def test_rounded_chains(chain: tuple[nn.Module, tuple[int, ...]], seed: int, mul
 
 
 def test_a_channel_that_only_its_own_depthwise_convolution_reads_goes() -> None:
-    """Nothing reads what the depthwise convolution makes of it; that it reads the channel itself keeps nobody."""
+    """Nothing reads the depthwise convolution's output for it, and the convolution itself does not keep the channel."""
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), nn.Conv2d(8, 2, 1))
     masks = {name: torch.ones_like(dense.get_submodule(name).weight, dtype=torch.bool) for name in ("0", "2", "4")}

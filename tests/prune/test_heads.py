@@ -1,4 +1,4 @@
-"""Attention heads go whole, and what counts them follows; hidden units of MLP blocks go; streams under a norm stay."""
+"""Attention heads are removed whole and head counts follow; hidden units of MLP blocks go; streams under a norm stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from svdcompress.convert import convert
 from svdcompress.layers import variational_layers
 from svdcompress.prune import groups, prune
 
-# name: (output projection of the first attention, its value rows as (layer, first row), number of heads that share one key)
+# name: (output projection of the first attention, its value rows as (layer, first row), number of heads that share a key)
 CASES = {
     "hf-bert": ("bert.encoder.layer.0.attention.output.dense", ("bert.encoder.layer.0.attention.self.value", 0), 1),
     "hf-distilbert": (
@@ -70,13 +70,13 @@ def test_part_of_a_head_stays(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hf-bert", "hf-distilbert", "timm-vit"])
 def test_heads_of_constant_value_are_folded(name: str) -> None:
-    """A softmax's weights add up to 1: a head whose values are its bias alone emits that bias."""
+    """A softmax's weights add up to 1, so a head whose values are only their bias emits that bias."""
     model, inputs, masks = setup(name)
     out, (layer, first), _ = CASES[name]
     masks[layer][first + HEAD : first + 2 * HEAD] = False
     small = prune(model, inputs, masks=masks)
     agree(model, small, masks, inputs)
-    if isinstance(inputs, dict):  # an example that is masked throughout has no weights to add up: the head stays
+    if isinstance(inputs, dict):  # a fully masked example has no weights to add up, so the head stays
         holes = {**inputs, "attention_mask": torch.tensor([[1, 1, 1, 0, 0, 0, 0], [0] * 7])}
         assert gap(outputs(small, holes), outputs(masked(model, masks), holes)) <= 1e-5
     else:
@@ -117,7 +117,7 @@ def test_groups_of_convolutions_lose_equally_many(name: str) -> None:
     for layer, module in variational_layers(model):
         view = module.canonical(masks[layer])
         if view.shape[0] == 1 and module.weight.dim() == 4:
-            view[0, 1::4] = False  # so many of each group that follows, with one of them left to carry the constants
+            view[0, 1::4] = False  # this many in each group of the next layer, leaving one to carry the constants
             view[0, 2::4] = False
     small = prune(model, inputs, masks=masks)
     agree(model, small, masks, inputs)

@@ -1,5 +1,5 @@
-"""Attention as LeViT, EfficientFormer and TinyViT have it: biases of positions that the module keeps from one pass to the next,
-a key that is as long as there are heads, and queries, keys and values in pieces of other lengths."""
+"""Attention as in LeViT, EfficientFormer and TinyViT: positional biases that the module caches between passes, a key as long as
+the number of heads, and queries, keys and values in pieces of different lengths."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Network(nn.Module):
 
 
 def test_heads_go_with_the_biases_that_are_kept() -> None:
-    """Two examples of four heads are eight, which is the key's length too."""
+    """Two examples with four heads give eight, which is the key's length too."""
     torch.manual_seed(0)
     dense: Any = Network().eval()
     with torch.no_grad():
-        dense(torch.randn(2, 5, 6))  # the biases are kept from here on
+        dense(torch.randn(2, 5, 6))  # the biases are cached from here on
     masks = {name: torch.ones_like(dense.get_submodule(name).weight, dtype=torch.bool) for name in ("into", "out")}
     for name in ("qkv", "proj"):
         masks[f"attention.{name}"] = torch.rand(getattr(dense.attention, name).weight.shape) > 0.2

@@ -1,4 +1,4 @@
-"""The table of operators: who fills it, and what becomes of a handler's refusal and of its bug."""
+"""The table of operators: how it is filled, and what happens if a handler refuses or has a bug."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from svdcompress.prune._operators import HANDLERS, HandlerBug, Unfollowed, _regi
 
 @pytest.fixture
 def relu(monkeypatch):
-    """Put another handler in the place of ReLU's."""
+    """Replace ReLU's handler."""
 
     def replace(error: BaseException) -> None:
         def handler(trace, name, args, kwargs, out):
@@ -57,7 +57,7 @@ def test_a_handlers_bug_costs_users_its_units_alone_and_is_told(relu, as_users_h
     small = _pruned()
     assert (small[0].out_features, small[2].out_features) == (8, 4)
     (note,) = small.pruning.notes
-    assert "enter relu in 1 stay" in note and "bug" in note and "KeyError: 'places'" in note
+    assert "enter relu in 1 are kept" in note and "bug" in note and "KeyError: 'places'" in note
 
 
 def test_a_refusal_is_no_bug(relu):
@@ -68,7 +68,7 @@ def test_a_refusal_is_no_bug(relu):
 
 
 def test_a_handler_of_a_test_file_is_all_that_an_operator_needs(monkeypatch):
-    """`cosh` is pointwise by torch's tag; a handler by name goes before it."""
+    """`cosh` is pointwise by torch's tag; a handler by name takes precedence."""
     monkeypatch.setattr(_registry, "OPERATORS", dict(_registry.OPERATORS))
     seen = []
 

@@ -1,4 +1,4 @@
-"""What `prune` can be asked for, what it refuses, and that the given model is never touched."""
+"""The options of `prune`, what it refuses, and that the given model is never changed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_report_tells_groups_and_layers() -> None:
 def test_what_only_dead_units_read_goes_too() -> None:
     model = convert(shake(net()))
     masks = dead(model, "4", [], columns=tuple(range(6)))
-    masks["2"][6:, :5] = False  # five units of the first layer are read by the six dead ones of the second alone
+    masks["2"][6:, :5] = False  # five units of the first layer are read only by the six dead ones of the second
     x = torch.randn(2, 8)
     small = prune(model, x, masks=masks)
     assert [layer.out_features for _, layer in variational_layers(small)] == [11, 6, 3]
@@ -154,7 +154,7 @@ def test_inputs_go_by_option_alone(kind: str) -> None:
 
 
 class HardCoded(nn.Module):
-    """A view that no attribute tells: pruning what it looks at fails, and is put back."""
+    """The view's constant is hard-coded, so pruning its units fails and is undone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_time_budget_leaves_the_rest_masked(spent: bool, monkeypatch: pytest.Mon
     model = convert(shake(HardCoded()))
     masks = random_masks(model, 0.0, 0.5, 0.0)
     x = torch.randn(3, 6)
-    if spent:  # when the search for the groups at fault begins
+    if spent:  # from the start of the search for the faulty groups
         search = Attempt._search
         monkeypatch.setattr(Attempt, "_search", lambda self, *args: setattr(self, "deadline", 0) or search(self, *args))
     small = prune(model, x, masks=masks)
@@ -195,7 +195,7 @@ def test_no_time_to_follow_the_model_leaves_it_masked_with_a_note() -> None:
 
 
 def test_wrong_but_silent_shapes_are_put_back() -> None:
-    """Channels picked by number still have a shape after pruning, and other contents: verification tells."""
+    """With channels picked by index, shapes still fit after pruning but contents differ; verification detects this."""
 
     class Sneaky(nn.Module):
         def __init__(self) -> None:
@@ -241,7 +241,7 @@ def test_features_of_one_of_several_inputs_stay_with_a_note() -> None:
     x = (torch.randn(3, 6), torch.randn(3, 4))
     masks = dead(model, "a", [], columns=(1, 2))
     small = prune(model, x, masks=masks, remove_inputs=True)
-    assert small.pruning.inputs_kept is None and any("the inputs stay" in note for note in small.pruning.notes)
+    assert small.pruning.inputs_kept is None and any("inputs are kept" in note for note in small.pruning.notes)
     assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-5
 
 
@@ -322,13 +322,13 @@ def test_other_bad_input() -> None:
     with pytest.raises((PruneError, ModelError)):
         prune(model, {})
     odd = convert(net())
-    odd.lock = (item for item in ())  # cannot be copied
+    odd.lock = (item for item in ())  # makes the model impossible to copy
     with pytest.raises(SvdcError, match="copied"):
         prune(odd, x)
 
 
 def test_functional_weights_are_left_alone() -> None:
-    """A weight that is computed before use is followed by nobody: kept, with a reason."""
+    """A weight that is computed before use cannot be followed: it stays, with a reason."""
 
     class Standardised(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Own posteriors under surgery: a parameter in the weight's layout that has the shape of one in the canonical view."""
+"""User-defined posteriors under surgery: parameters in the weight's layout with a shape that also fits the canonical view."""
 
 import pytest
 import torch
@@ -49,6 +49,6 @@ def test_variances_go_with_the_units_that_they_are_of(posterior):
     small = svdc.prune(model.eval(), torch.randn(2, 3, 6, 6))
     wanted = model[2].log_sigma2.detach()[:6, 2:]
     torch.testing.assert_close(small[2].log_sigma2.detach(), wanted, rtol=0, atol=1e-6)
-    assert torch.equal(model[2].terms, before)  # the model that was given is as it was
+    assert torch.equal(model[2].terms, before)  # the given model is unchanged
     kept = posterior is PerOutput
     assert (small[2].posterior == posterior.name) is kept

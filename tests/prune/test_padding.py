@@ -1,4 +1,4 @@
-"""Shortcuts padded with channels of zeros by a number in code (option A of CIFAR's ResNets): padded channels go too."""
+"""Shortcuts padded with a hard-coded number of zero channels (option A of CIFAR's ResNets): padded channels go too."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from svdcompress.layers import variational_layers
 from svdcompress.prune._choice import _ratio
 
 DEAD = {8: [1, 5], 16: [0, 3, 5, 9, 13, 15], 32: [2, 4, 7, 8, 11, 13, 17, 21, 23, 27, 30, 31]}
-"""Channels of each stage's stream that go: 16 has those of 8 behind 4 zeros, 32 those of 16 behind 8."""
+"""The dead channels of each stage's stream: 16 has those of 8 after 4 zeros, 32 those of 16 after 8."""
 
 
 class LambdaLayer(nn.Module):
-    """As the public ResNet-20 for CIFAR-10 has it."""
+    """As in the public ResNet-20 for CIFAR-10."""
 
     def __init__(self, lambd: Any) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def resnet() -> nn.Module:
 
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
-    """No reader reads the dead channels of a stream: those of 8 are 5 and 9 of 16, and these 13 and 17 of 32."""
+    """No layer reads the dead channels of a stream: those of 8 are 5 and 9 of 16, and these are 13 and 17 of 32."""
     masks = {}
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -88,7 +88,7 @@ def masks_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def masked(model: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
-    """The oracle: the dense network, its weights multiplied by the masks."""
+    """The oracle: the dense network with its weights multiplied by the masks."""
     oracle = copy.deepcopy(model)
     with torch.no_grad():
         for name, mask in masks.items():
@@ -173,7 +173,7 @@ def test_the_file_computes_it_too(pruned, tmp_path) -> None:
 
 
 class Inside(nn.Module):
-    """What is padded is not what the module returns: it cannot be cut behind it, and the reason says so."""
+    """The padded tensor is not the module's output, so it cannot be cut after it; the reason says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_padding_within_a_module_stays() -> None:
     masks["c"][:, [0, 4, 9]] = False
     small: Any = svdc.prune(svdc.convert(copy.deepcopy(dense)), torch.randn(2, 4), masks=masks).eval()
     assert small.a.out_features == 5 and small.b.out_features == 9
-    assert any("padded by a number" in group.reason for group in small.pruning.groups)
+    assert any("padded by a fixed number" in group.reason for group in small.pruning.groups)
     x = torch.randn(5, 4)
     assert torch.allclose(small(x), masked(dense, masks)(x), atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Splits into pieces of unequal lengths that the module holds as a tuple (MambaOut, InceptionNeXt): the tuple follows."""
+"""Splits into pieces of unequal lengths stored in the module as a tuple (MambaOut, InceptionNeXt): the tuple is updated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import svdcompress as svdc
 
 
 class Gated(nn.Module):
-    """A gate, a part that passes, and a part that a depthwise convolution sees, as one split."""
+    """Splits its units into a gate, a part that passes through, and the input of a depthwise convolution."""
 
     def __init__(self, width: int = 8, hidden: int = 12, seen: int = 4, kind: type = tuple) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def test_unequal_pieces_follow_their_units(kind: type, tmp_path) -> None:
         for name, layer in dense.named_modules()
         if isinstance(layer, nn.Linear | nn.Conv2d)
     }
-    masks["1.fc2"][:, [1, 2, 5, 9]] = False  # three that pass and one that the convolution sees
+    masks["1.fc2"][:, [1, 2, 5, 9]] = False  # three that pass through and one that the convolution reads
     oracle = copy.deepcopy(dense)
     with torch.no_grad():
         for name, mask in masks.items():

@@ -1,4 +1,4 @@
-"""Surgery on layers whose variances have parameters of other shapes: the same variances, weight by weight, as before."""
+"""Surgery on layers whose variance parameters have other shapes: the variance of each weight stays the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def groups() -> nn.Sequential:
 
 
 def padded() -> nn.Sequential:
-    """Constants of dead units cannot go into a bias past zero padding: other inputs carry them."""
+    """Zero padding keeps the constants of dead units out of biases: other inputs carry them."""
     return nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=1), nn.Flatten(), nn.Linear(144, 3))
 
 
@@ -35,7 +35,7 @@ def converted(make, **settings) -> nn.Sequential:
 
 def test_cut_terms_give_the_variances_of_what_is_left():
     model = converted(groups)
-    model[2].bias.data[[1, 6]] = -1.0  # their constant is 0 behind the ReLU: a border changes nothing
+    model[2].bias.data[[1, 6]] = -1.0  # their constant is 0 after the ReLU, so a border changes nothing
     model[4].bias.data[2] = -1.0
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     masks["2"][[1, 6]], masks["4"][:, 2], masks["7"][5], masks["9"][:, 1] = False, False, False, False
@@ -64,7 +64,7 @@ def test_constants_that_other_inputs_carry_need_a_variance_for_each_weight():
     small = svdc.prune(model, x, masks=masks)
     assert small[0].out_channels == 4 and small[2].posterior == "independent" and small[0].posterior == "rank-one"
     assert any(note.startswith("2: its posterior is independent now") for note in small.pruning.notes)
-    # One of both constants 0.3 and 0.2 carries the other: k^2 times its variance goes there.
+    # One of the constants 0.3 and 0.2 carries the other, which adds k^2 times its variance there.
     sums = {c: before[:, c] + (k / own) ** 2 * before[:, j] for c, j, own, k in ((1, 3, 0.3, 0.2), (3, 1, 0.2, 0.3))}
     left = small[2].log_sigma2.detach().double().exp()
     assert any(torch.allclose(left[:, at], sums[c], rtol=1e-4) for c, at in ((1, 1), (3, 2)))

@@ -1,4 +1,4 @@
-"""Weights that are multiplied by hand: from either side, square or not, and through functions that write in place."""
+"""Weights in matrix products in the forward: on either side, square or not, and with functions that write in place."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_a_weight_multiplied_by_hand_loses_the_rows_of_dead_units(width, left):
     model = convert(dense).eval()
     masks = {"a": torch.ones(9, 6, dtype=torch.bool), "b": torch.ones(3, width, dtype=torch.bool)}
     masks["a"][[1, 4, 5]] = False  # units of a
-    masks["b"][:, 2] = False  # a unit of w, as nothing reads it
+    masks["b"][:, 2] = False  # a unit of w that nothing reads
     small = prune(model, torch.randn(4, 6), masks=masks)
     assert sorted(small.w.shape) == sorted([6, width - 1]) and small.w.shape == ((width - 1, 6) if left else (6, width - 1))
 
-    x = torch.randn(5, 6)  # the oracle: the same by hand, with zeros in the place of what is masked
+    x = torch.randn(5, 6)  # the oracle: the same by hand, with zeros for what is masked
     with torch.no_grad():
         hidden = F.relu(F.linear(x, dense.a.weight * masks["a"]))
         hidden = torch.relu(hidden @ (dense.w.T if left else dense.w))
@@ -46,7 +46,7 @@ def test_a_weight_multiplied_by_hand_loses_the_rows_of_dead_units(width, left):
 
 
 class InPlace(nn.Module):
-    """An activation that overwrites what it was given, or writes into a buffer of its own."""
+    """An activation that overwrites its input or writes into its own buffer."""
 
     def __init__(self, buffer: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class InPlace(nn.Module):
 
 def test_units_go_through_functions_that_write_in_place():
     torch.manual_seed(0)
-    for buffer, width in ((False, 6), (True, 9)):  # what writes into a buffer is not followed: its units stay, masked
+    for buffer, width in ((False, 6), (True, 9)):  # buffers that are written to are not followed: the units stay, masked
         model = convert(InPlace(buffer)).eval()
         with torch.no_grad():
             model.a.log_sigma2[:3] = 20.0

@@ -1,4 +1,4 @@
-"""The record of surgery: what it notes is what changed, and it survives JSON."""
+"""The record of surgery: it lists exactly what changed, and it survives JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from svdcompress.prune._record import Selection, Surgery
 
 
 def _integers(module: nn.Module) -> dict[str, Any]:
-    """The oracle: every integer, or row of them, that a module holds, however it got there."""
+    """The oracle: every integer, or sequence of integers, in a module."""
     found = {}
     for name, value in vars(module).items():
         row = isinstance(value, tuple | list) and value and all(type(part) is int for part in value)

@@ -1,4 +1,4 @@
-"""The report: what rounding kept beyond need, and converted layers that the example inputs never reach."""
+"""The pruning report: units that only rounding kept, and converted layers that the example inputs never reach."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_rounding_is_told_beside_what_it_would_have_been_without(verify: bool) -
     )
     masks = all_alive(model)
     masks["2"][:, :11] = False  # 5 of 16 are read
-    masks["2"][:3] = False  # 3 of 12 are constants, to be folded into the last layer
+    masks["2"][:3] = False  # 3 of 12 are constants, folded into the last layer
     x = torch.randn(4, 8)
     small, exact = (prune(model, x, masks=masks, round_to=n, verify=verify).pruning for n in (4, 1))
     told = [(group.name, group.kept, group.kept_unrounded) for group in small.groups]
@@ -36,7 +36,7 @@ def test_rounding_is_told_beside_what_it_would_have_been_without(verify: bool) -
 
 
 class Branches(nn.Module):
-    """A layer and a convolution that no input reaches, and one that only `deep` uses."""
+    """A layer and a convolution that no input reaches, and one used only with `deep`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pruned model's draws have the masked model's mean and variance: z-tests, and exact sums where there is one layer."""
+"""Draws of the pruned model have the masked model's mean and variance: z-tests, and exact sums for a single layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWS = 4000
 
 
 def draws(model: nn.Module, x: Tensor, members: bool) -> Tensor:
-    """(draws, examples, outputs) in double precision; one pass for all where draws are independent per example."""
+    """(draws, examples, outputs) in double precision; a single pass if draws are independent for each example."""
     how = {"members": True} if members else {"local": True}
     with torch.no_grad(), sampling(model.eval(), generator=torch.Generator().manual_seed(3), **how) as sampler:
         if not members:
@@ -31,7 +31,7 @@ def draws(model: nn.Module, x: Tensor, members: bool) -> Tensor:
 
 
 def z_scores(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Largest |z| of the differences of means and of variances."""
+    """The largest |z| of the differences of means and of variances."""
     n = len(a)
     mean = (a.mean(0) - b.mean(0)) / ((a.var(0) + b.var(0)) / n).sqrt().clamp_min(1e-12)
     spread = []
@@ -43,7 +43,7 @@ def z_scores(a: Tensor, b: Tensor) -> tuple[float, float]:
 
 
 def noisy_dead_masks(model: nn.Module) -> dict[str, Tensor]:
-    """Half of the hidden units dead by their rows, with loud constants and noisy weights behind them."""
+    """Masks with half of the hidden units dead by their rows, with large constants read through noisy weights."""
     masks = {}
     layers = list(variational_layers(model))
     for i, (name, layer) in enumerate(layers):
@@ -115,7 +115,7 @@ def test_mean_and_variance_of_nets_that_are_no_chains_stay(name: str, members: b
     small = prune(model, x, masks=masks)
     assert small.pruning.removed > 0
     a, b = draws(small, x, members), draws(masked(model, masks), x, members)
-    noisy = b[:, 0].var(0) > 1e-6  # some outputs are dead by their rows: constants
+    noisy = b[:, 0].var(0) > 1e-6  # some outputs have dead rows and are constants
     assert noisy.sum() >= 2
     torch.testing.assert_close(a[:, 0, ~noisy].mean(0), b[:, 0, ~noisy].mean(0))
     mean, variance = z_scores(a[:, 0, noisy], b[:, 0, noisy])
@@ -158,7 +158,7 @@ def test_noise_of_a_second_pruning_adds_to_that_of_the_first() -> None:
 
 
 def test_prune_twice_keeps_the_noise_of_the_first_time() -> None:
-    """A row whose bias is noisy is no constant: what it feeds keeps its variance."""
+    """A row with a noisy bias is not constant: what it feeds keeps its variance."""
     torch.manual_seed(1)
     model = convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)))
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_prune_twice_keeps_the_noise_of_the_first_time() -> None:
 
 
 def test_noise_of_dropout_is_no_constant() -> None:
-    """MC dropout after a dead unit makes noise of its constant: the unit stays unless the constant is 0."""
+    """MC dropout after a dead unit turns its constant into noise: the unit stays unless the constant is 0."""
     torch.manual_seed(2)
     model = convert_dropout(convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2))))
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_noise_of_dropout_is_no_constant() -> None:
     mask = torch.ones(8, 4, dtype=torch.bool)
     mask[:4] = False
     small = prune(model, torch.randn(2, 4), masks={"0": mask, "3": torch.ones(2, 8, dtype=torch.bool)})
-    assert small[0].out_features == 6  # the two with relu(-1) = 0 go
+    assert small[0].out_features == 6  # the two with relu(-1) = 0 are removed
     x = torch.randn(3, 4)
     oracle = masked(model, {"0": mask, "3": torch.ones(2, 8, dtype=torch.bool)})
     mean, variance = z_scores(draws(small, x, False), draws(oracle, x, False))
@@ -195,15 +195,15 @@ def test_noise_of_dropout_is_no_constant() -> None:
 
 
 def test_a_unit_that_reads_constants_through_noisy_weights_stays() -> None:
-    """By its mean it is a constant, which a bias could stand for; when sampled it is not, and what follows is not linear."""
+    """Its mean is a constant, which a bias could replace; when sampled it is not constant, and what follows is not linear."""
     torch.manual_seed(0)
     model = convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), log_sigma2=-3.0)
     with torch.no_grad():
         model[0].bias.copy_(torch.tensor([1.0, 1.0, -1.0]))
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     masks["0"][[0, 2]] = False  # unit 0 is 1 for all inputs, unit 2 is 0
-    masks["2"][0, 1:] = False  # reads unit 0 alone
-    masks["2"][1, :2] = False  # reads unit 2 alone: a constant, however its weights are drawn
+    masks["2"][0, 1:] = False  # reads only unit 0
+    masks["2"][1, :2] = False  # reads only unit 2: a constant, however its weights are drawn
     x = torch.randn(3, 4)
     small = prune(model, x, masks=masks)
     assert small[0].out_features == 1 and small[2].out_features == 2

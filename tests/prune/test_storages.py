@@ -1,4 +1,4 @@
-"""What is written into a part of one tensor says nothing of another one that later lies at the same address."""
+"""A write into part of one tensor does not affect another tensor that is later allocated at the same address."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_a_storage_that_is_gone_leaves_no_mark_on_others():
 
 
 class Writing(nn.Module):
-    """Writes into part of a copy of a parameter before each of its layers, and lets it go."""
+    """Before each of its layers, writes into part of a copy of a parameter and discards it."""
 
     def __init__(self):
         super().__init__()
@@ -46,14 +46,14 @@ def test_units_go_on_each_call():
     for name, layer in variational_layers(model):
         if name != "layers.11":
             masks[name][:3] = False
-            layer.bias.data.fill_(-1)  # dead behind the relu
+            layer.bias.data.fill_(-1)  # dead after the ReLU
     for _ in range(5):
         groups = svdc.prune(model, torch.randn(2, 6), masks=masks).pruning.groups
         assert [group.removed for group in groups] == 11 * [3] + [0], [group.reason for group in groups]
 
 
 class Beside(nn.Module):
-    """Adds to its units what looks like constants of their own until the input is written into them, by another name."""
+    """Adds apparent constants to its units; the input is written into them later through another view."""
 
     def __init__(self, through_view):
         super().__init__()
@@ -77,7 +77,7 @@ def test_what_is_written_by_another_name_is_seen(through_view):
     model = svdc.convert(Beside(through_view)).eval()
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     masks["first"][[0, 4]] = False
-    model.first.bias.data.fill_(-1)  # dead, but for what is beside them
+    model.first.bias.data.fill_(-1)  # dead, except for what is added
     small, x = svdc.prune(model, torch.randn(2, 6), masks=masks), torch.randn(5, 6)
     assert small.pruning.groups[0].removed == 0 and not small.pruning.groups[0].reason  # all are in use
     torch.testing.assert_close(small(x), svdc.hold(model, masks)(x))

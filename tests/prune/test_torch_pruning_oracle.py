@@ -1,7 +1,8 @@
-"""Units found by our tracing against those of torch-pruning's dependency graph, on architectures where that is right.
+"""Units found by our tracing, against those of torch-pruning's dependency graph, on architectures where that is right.
 
-An independent oracle of discovery alone: for each output channel of each layer, everything that has to go with it. (Where the
-graph is wrong, crashes or does not end, `docs/pruning.md` says so; there the masked model is the oracle, in tests/zoo.)
+An independent oracle for discovery only: for each output channel of each layer, everything that must be removed with it.
+(Where the graph is wrong, crashes or does not end, `docs/pruning.md` says so; there the masked model is the oracle, in
+tests/zoo.)
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def theirs(model: nn.Module, inputs: torch.Tensor) -> Iterator[tuple[Place, froz
 
 
 def ours(model: nn.Module, inputs: torch.Tensor) -> dict[Place, frozenset[Place]]:
-    """Everything that goes with each place, by the roots of its slots."""
+    """Everything that is removed along with each place, from the roots of its slots."""
     analysis = analyse(model, inputs)
     assert analysis is not None
     modules = dict(model.named_modules())

@@ -1,4 +1,4 @@
-"""Branches that run in `train()` alone: pruned along or left fitting, so that fine-tuning goes on as the masked model's."""
+"""Branches that only run in `train()`: pruned too or left consistent, so that fine-tuning matches that of the masked model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svdcompress.layers import variational_layers
 
 
 class Auxiliary(nn.Module):
-    """A head as GoogLeNet's: pooling, a 1x1 convolution, dropout, two Linears."""
+    """A head as in GoogLeNet: pooling, a 1x1 convolution, dropout, two Linears."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Auxiliary(nn.Module):
 
 
 class Inception(nn.Module):
-    """Two branches that are concatenated, and an auxiliary head that reads them in training."""
+    """Two concatenated branches, and an auxiliary head that reads them in training."""
 
     def __init__(self, norm: bool = False, drop: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Inception(nn.Module):
 
 
 class SameHead(nn.Module):
-    """In training the head reads the hidden layer too: no layer of its own, but another use of one."""
+    """In training the head also reads the hidden layer: no new layer, but another use of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class SameHead(nn.Module):
 
 
 class Added(nn.Module):
-    """In training, noise and a projection by a bare parameter."""
+    """In training, adds noise and a projection by a bare parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def dead_columns(model: nn.Module) -> dict[str, Tensor]:
-    """Masks by which every layer but the first reads only every other one of its inputs, the auxiliary ones too."""
+    """Masks with which every layer except the first reads only every other input, including auxiliary layers."""
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     for mask in list(masks.values())[1:]:
         mask[:, ::2] = False
@@ -109,12 +109,12 @@ def test_fine_tuning_runs_and_eval_is_the_masked_model(name):
         small = svdc.prune(model, x, masks=masks)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
         torch.testing.assert_close(small.eval()(x), svdc.hold(copy.deepcopy(model), masks).eval()(x), atol=1e-5, rtol=1e-5)
-        loss_of(small.train()(x)).backward()  # at the code of before: shapes that do not fit
+        loss_of(small.train()(x)).backward()  # used to raise an error because shapes did not fit
 
 
 @pytest.mark.parametrize("name", ["auxiliary head", "the same head"])
 def test_dead_units_go_and_gradients_are_the_masked_models(name):
-    """The oracle is a dense masked model in training, made without the package: no noise, no dropout."""
+    """The oracle is a dense masked model in training, built without the package: no noise, no dropout."""
     make, shape = MODELS[name]
     torch.manual_seed(0)
     dense, x = make().double(), torch.randn(shape, dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_dead_units_go_and_gradients_are_the_masked_models(name):
         gradient = dense.get_submodule(layer).weight.grad * masks[layer]
         lives = gradient.reshape(-1)[masks[layer].reshape(-1)]
         ours = module.weight.grad.reshape(-1)[module.mask.reshape(-1)]
-        lost = len(lives) - len(ours)  # of units that went: nothing that lives reads them, so they have no gradient
+        lost = len(lives) - len(ours)  # removed units: nothing alive reads them, so they have no gradient
         assert lost == int((lives == 0).sum()) - int((ours == 0).sum())
         torch.testing.assert_close(ours[ours != 0], lives[lives != 0], atol=1e-4, rtol=1e-4)
 

@@ -1,4 +1,4 @@
-"""What a unit costs, counted by hand and by taking one out."""
+"""The cost of a unit, counted by hand and by removing one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def test_a_small_network_counted_by_hand() -> None:
     net = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(12, 5)
     )
-    x = torch.randn(6, 2, 4, 4)  # the first convolution has 16 places, the second 4
+    x = torch.randn(6, 2, 4, 4)  # the first convolution has 16 output positions, the second 4
     for model in (net, convert(net)):
         told = [(g.name, g.units, g.unit_parameters, g.unit_macs, g.reason) for g in groups(model, x).groups]
         assert told == [
-            # its filter, its bias, scale and shift, and what the three filters of the second convolution read of it
+            # its filter, bias, scale and shift, and the weights of the second convolution's three filters that read it
             ("0", 4, 2 * 9 + 1 + 2 + 3 * 9, 16 * 2 * 9 + 4 * 3 * 9, ""),
-            # its filter, its bias, and four columns of the last layer
+            # its filter, bias, and four columns of the last layer
             ("3", 3, 4 * 9 + 1 + 4 * 5, 4 * 4 * 9 + 4 * 5, ""),
             ("5", 5, 12 + 1, 12, "output of the model"),
         ]
 
 
 class Depthwise(nn.Module):
-    """A stream of 6 channels with a depthwise convolution inside, two outputs to each."""
+    """A stream of 6 channels with a depthwise convolution inside, with two outputs for each channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_it_is_what_taking_the_unit_out_saves() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_elements_of_grouped_weights(transposed: bool) -> None:
-    """Against a mask of the elements, for units of any indices on both sides."""
+    """Against a mask of the elements, for units with any indices on both sides."""
     kind = nn.ConvTranspose1d if transposed else nn.Conv1d
     conv = kind(8, 12, 3, groups=2)
     units = Units()

@@ -1,4 +1,4 @@
-"""What could go wrong without a sound: constants of one size only, outputs of odd sizes, values that are no test."""
+"""Errors that could go unnoticed: constants right for one size only, outputs of extreme scales, values that test nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_it_holds_for_inputs_of_another_size(name: str, shape: tuple[int, ...], 
 
 
 class Scaled(nn.Module):
-    """Outputs of any size, some filled with a sentinel; a weight used behind the layers' back makes pruning wrong."""
+    """Outputs of any scale, some filled with a sentinel; a weight read outside of the layers makes pruning wrong."""
 
     def __init__(self, scale: float, sentinel: float = 0.0, bare: bool = True) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("scale", [1e-7, 1.0, 1e5])
 @pytest.mark.parametrize("sentinel", [0.0, -1e9])
 def test_size_of_the_outputs_hides_no_mistake(scale: float, sentinel: float) -> None:
-    """Half of the outputs at -1e9, or all of them at 1e-7, and a change of a few per cent is a change all the same."""
+    """With half of the outputs at -1e9, or all of them at 1e-7, a change of a few percent is still a change."""
     torch.manual_seed(0)
     for bare in (True, False):
         model = convert(shake(Scaled(scale, sentinel, bare)))
@@ -82,7 +82,7 @@ def test_difference_is_a_share_of_each_output() -> None:
 
 
 def test_cases_are_finite_and_of_several_sizes() -> None:
-    """Noise under a logarithm is no test: the examples' own values are taken; batches of 1 and 3, and longer sequences."""
+    """Noise under a logarithm tests nothing, so the examples' own values are used; batches of 1 and 3, and longer sequences."""
 
     class Log(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -112,14 +112,14 @@ def test_half_precision_is_judged_without_its_rounding() -> None:
         wide = prune(copy.deepcopy(model).float(), x.float(), masks=masks).pruning
         small = prune(model, x, masks=masks)
         assert next(small.parameters()).dtype == torch.bfloat16
-        # not to the last group: which constants are multiples of each other is a matter of the last bits, and of the processor
+        # not exactly: which constants count as multiples of each other depends on the last bits and on the processor
         gone = small.pruning.parameters_before - small.pruning.parameters_after
         assert gone >= (wide.parameters_before - wide.parameters_after) / 2 > 0
         assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 0.03
 
 
 def test_a_value_that_is_no_unit_plus_a_bias_is_not_a_constant() -> None:
-    """The sum of an activation that cannot be followed and a parameter depends on the input as the activation does."""
+    """The sum of a parameter and an activation that cannot be followed still depends on the input."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -141,7 +141,7 @@ def test_a_value_that_is_no_unit_plus_a_bias_is_not_a_constant() -> None:
 
 def test_constants_are_not_folded_into_weights_that_are_computed() -> None:
     class Equalised(nn.Module):
-        """A dense layer whose weight is a function of its parameter: zeros pass, its constants cannot be folded."""
+        """A dense layer whose weight is a function of its parameter: zeros pass through, but its constants cannot be folded."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -187,7 +187,7 @@ def test_tied_weights_carry_a_constant_once() -> None:
     assert small.first.out_channels == 3  # one of the four carries the others' constants
     assert small.a.weight is small.b.weight and small.a.log_sigma2 is small.b.log_sigma2
     assert gap(outputs(small.eval(), x), outputs(masked(model, masks), x)) <= 1e-6
-    expected = model.a.log_sigma2[:, :4].exp().sum(1)  # the carrier's variance is that of the four
+    expected = model.a.log_sigma2[:, :4].exp().sum(1)  # the carrier's variance is the sum for all four
     torch.testing.assert_close(small.a.log_sigma2[:, 0].exp(), expected)
 
 

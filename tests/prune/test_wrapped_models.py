@@ -1,4 +1,4 @@
-"""A model within the wrappers of torch.compile, of data-parallel training and of averaged weights is taken as that one."""
+"""A model inside a wrapper for torch.compile, data-parallel training or averaged weights is treated as the model itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def net() -> nn.Module:
 
 
 def made(wrap: Any) -> tuple[nn.Module, Any]:
-    """A wrapped model, of whose first layer three units are dead, and the one within."""
+    """A wrapped model with three dead units in its first layer, and the model inside."""
     torch.manual_seed(0)
     wrapped = wrap(convert(net(), share="input").eval())
     plain: Any = unwrapped(wrapped)

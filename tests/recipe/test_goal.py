@@ -1,4 +1,4 @@
-"""What a size may look like."""
+"""The forms that a size may have."""
 
 import pytest
 
@@ -33,11 +33,11 @@ def test_sizes(text, dense, target):
         ("latencies=2x", "did you mean latency"),
         ("2x", "MEASURE=SIZE"),
         ("latency=5", "write a factor"),
-        ("bytes=200", "no unit that bytes comes in"),
+        ("bytes=200", "does not have a unit of bytes"),
         ("macs=0", "above 0"),
         ("macs=0.5x", "larger than the dense one"),
-        ("macs=fast", "is no size"),
-        ("latency=200kB", "no unit that latency comes in"),
+        ("macs=fast", "is not a size"),
+        ("latency=200kB", "does not have a unit of latency"),
     ],
 )
 def test_what_is_no_size_says_how_to_write_one(text, said):

@@ -1,4 +1,4 @@
-"""Recipes: what is refused and how it is said, overrides, the resolved form."""
+"""Recipes: what is refused and with which messages, overrides, the resolved form."""
 
 import pytest
 import yaml
@@ -52,7 +52,7 @@ def test_sections_may_be_one_string():
         ("convert: {share: inputs}", "convert.share: unknown name 'inputs'; use one or several of weight, input"),
         ("convert: {share: wieght}", "did you mean weight?"),
         ("convert: {share: []}", "convert.share: name at least one of weight"),
-        ("convert: {share: {weight: 1, input: 0}}", "convert.share: parts are more than 0"),
+        ("convert: {share: {weight: 1, input: 0}}", "convert.share: parts must be above 0"),
         ("convert: {threshold: {rows: 3}}", "convert.threshold: unknown share 'rows'"),
         ("convert: {layers: [{match: a, share: rows}]}", "convert.layers.0.share: unknown name 'rows'"),
         ("convert: {layers: [{match: a, threshold: {rows: 3}}]}", "convert.layers.0.threshold: unknown share 'rows'"),
@@ -61,9 +61,9 @@ def test_sections_may_be_one_string():
         ("relevance: {threshold: {rows: 3}}", "relevance.threshold: unknown share 'rows'"),
         ("relevance: {candidates: [3, {rows: 3}]}", "relevance.candidates.1: unknown share 'rows'"),
         ("export: {opset: 99}", "export.opset: should be less than or equal to 23"),
-        ("export: {opset: 22}", "export.opset: model_mc.onnx draws random numbers, which onnxruntime has up to 21"),
+        ("export: {opset: 22}", "export.opset: model_mc.onnx draws random numbers, which onnxruntime supports up to 21"),
         ("loss: gausian-nll", "did you mean gaussian-nll?"),
-        ("loss: 'package.module:loss'", "loss.task: package.module:loss is a loss of your own: say what it is for"),
+        ("loss: 'package.module:loss'", "loss.task: package.module:loss is a loss of your own: set its task to one of"),
         ("loss: {name: mse, task: classification}", "loss.task: the task of mse is regression"),
         ("loss: {name: mse, label_smoothing: 0.1}", "loss.label_smoothing: only cross-entropy takes it, not mse"),
         ("loss: {name: binary, label_smoothing: 0.1}", "loss.label_smoothing: only cross-entropy takes it, not binary"),

@@ -1,4 +1,4 @@
-"""Recipes that say two things at once, are larger than they look, or could not be stored as they are meant."""
+"""Recipes that are contradictory, larger than they look, or impossible to store as intended."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_key_that_occurs_twice_is_an_error_with_its_line(tmp_path):
 def test_aliases_do_not_multiply(tmp_path):
     lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
-    refused(tmp_path, "\n".join(lines), "aliases followed")
-    refused(tmp_path, "model:\n  args: &a\n    b: *a\n", "holds itself")
+    refused(tmp_path, "\n".join(lines), "aliases expanded")
+    refused(tmp_path, "model:\n  args: &a\n    b: *a\n", "contains itself")
     refused(tmp_path, "model: " + "[" * 5000, "nested more than 64 deep")
     refused(tmp_path, "model: " + "{a: " * 100 + "1" + "}" * 100, "nested more than 64 deep")
     refused(tmp_path, "x: 1\n" * 300_000, "at most")
@@ -54,7 +54,7 @@ def test_aliases_do_not_multiply(tmp_path):
     ],
 )
 def test_arguments_that_a_stored_recipe_would_change_are_refused(tmp_path, section, value, said):
-    """They were stored as null, or as text, and a resumed run then built another model."""
+    """They used to be stored as null or as text, and a resumed run then built another model."""
     refused(tmp_path, f"{section}:\n  name: mlp\n  args:\n    start:\n      at: {value}\n", section, said)
 
 
@@ -86,7 +86,7 @@ def test_flags_are_flags_still():
 
 @pytest.mark.parametrize("text", ["no", "off", "'no'", "false"])
 def test_no_precision_is_written_as_yaml_reads_it(text):
-    """An error of a loss that is not finite advises train.precision=no, which YAML takes for false."""
+    """The error for a loss that is not finite suggests train.precision=no, which YAML reads as false."""
     assert load_recipe(None, [f"train.precision={text}", f"recover.precision={text}"]).train.precision == "no"
     with pytest.raises(RecipeError, match=r"train\.precision"):
         load_recipe(None, ["train.precision=yes"])

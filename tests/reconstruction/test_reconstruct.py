@@ -1,4 +1,4 @@
-"""Cut networks whose layers are fitted to what they gave before: against normal equations by hand, layer by layer."""
+"""Cut networks whose layers are fitted to their previous outputs: against normal equations by hand, layer by layer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SURE = -40.0  # no weight is irrelevant
 
 
 def everything(model: nn.Module) -> dict[str, Tensor]:
-    """Masks that leave all weights."""
+    """Masks that keep all weights."""
     return {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
 
 
 def without(model: nn.Module, between: dict[tuple[str, str], list[int]]) -> dict[str, Tensor]:
-    """Masks without some units, by the layers that write and read them."""
+    """Masks without the given units, by the layers that write and read them."""
     masks = everything(model)
     for (writer, reader), units in between.items():
         masks[writer][units] = False
@@ -36,7 +36,7 @@ def without(model: nn.Module, between: dict[tuple[str, str], list[int]]) -> dict
 
 
 def best(x: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """(outputs, inputs) weight and bias nearest to y on x, by explicit normal equations, double precision."""
+    """The weight (outputs, inputs) and bias that map x closest to y, by explicit normal equations in double precision."""
 
     def fit(rows: slice, ridge: float) -> tuple[np.ndarray, np.ndarray | None]:
         a, b = x[rows], y[rows] - x[rows] @ weight.T
@@ -80,7 +80,7 @@ def test_a_perceptron_by_hand() -> None:
         live = np.zeros(weight.shape, bool)
         live[np.ix_(outs, ins)] = True
         dense, cut = np.tanh(target), np.tanh(cut @ (new * live).T + shift)
-        if more:  # what nothing reads any more may be anything
+        if more:  # outputs that nothing reads may have any value
             cut[:, more] = 0
     found = reconstruct(model, x, masks)
     assert [layer.name for layer in found.layers] == ["0", "2", "4"] and found.left == {}
@@ -88,7 +88,7 @@ def test_a_perceptron_by_hand() -> None:
         layer = model.get_submodule(name)
         assert np.allclose(layer.weight.detach().numpy(), weight, atol=1e-4), name
         assert np.allclose(layer.bias.detach().numpy(), bias, atol=1e-4), name
-    assert found.layers[0].before == found.layers[0].after < 1e-12  # nothing of its inputs went
+    assert found.layers[0].before == found.layers[0].after < 1e-12  # none of its inputs was removed
     assert all(layer.after < 0.7 * layer.before for layer in found.layers[1:])
     assert found.before > found.after > 0 and "3 layers" in repr(found)
 
@@ -108,13 +108,13 @@ def test_a_convolution_without_bias_by_hand() -> None:
     new, _ = best(seen, target, weight[:, stays].reshape(4, -1), None)
     found = reconstruct(model, x, masks)
     assert np.allclose(model[2].weight.detach().numpy()[:, stays], new.reshape(4, 4, 3, 3), atol=1e-4)
-    assert torch.equal(model[2].weight.detach()[:, [0, 3]].double(), torch.from_numpy(weight[:, [0, 3]]))  # what is cut stays
+    assert torch.equal(model[2].weight.detach()[:, [0, 3]].double(), torch.from_numpy(weight[:, [0, 3]]))  # removed ones stay
     assert found.layers[1].after < found.layers[1].before
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution", "groups"])
 def test_what_others_can_say_is_not_missed(kind: str) -> None:
-    """Units that are sums of others can go without a trace: the layer behind takes the others in their place."""
+    """Units that are sums of others can be removed without loss: the next layer uses the others instead."""
     torch.manual_seed(2)
     net: Any
     if kind == "linear":
@@ -124,7 +124,7 @@ def test_what_others_can_say_is_not_missed(kind: str) -> None:
     else:
         net = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 4, 3, groups=2, padding=1))
         x = torch.randn(20, 3, 7, 7)
-    with torch.no_grad():  # one of each three is the sum of the two others
+    with torch.no_grad():  # one of each three is the sum of the other two
         for last in (2, 5):
             net[0].weight[last] = net[0].weight[last - 2] + net[0].weight[last - 1]
             net[0].bias[last] = net[0].bias[last - 2] + net[0].bias[last - 1]
@@ -145,12 +145,12 @@ def test_what_others_can_say_is_not_missed(kind: str) -> None:
         after = small(x)
     assert small[1].weight.shape[1] == (2 if kind == "groups" else 4)
     scale = float(before.square().mean())
-    assert float((cut - before).square().mean()) > 0.1 * scale  # there is something to mend
-    assert float((after - before).square().mean()) < 1e-5 * scale  # what the ridge costs
+    assert float((cut - before).square().mean()) > 0.1 * scale  # there is an error to correct
+    assert float((after - before).square().mean()) < 1e-5 * scale  # the cost of the ridge
 
 
 def test_errors_upstream_are_made_up_for_downstream() -> None:
-    """The second reader sees the refitted first one: fitted to what really reaches it, the end is nearer to what it was."""
+    """Each reader is fitted to its actual inputs from the refitted layers before it, which brings the outputs closer."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     x, other = torch.randn(2000, 6), torch.randn(500, 6)
@@ -160,7 +160,7 @@ def test_errors_upstream_are_made_up_for_downstream() -> None:
         before = model(other)
         with reconstructed(model, x, masks) as found:
             whole = float((model(other) - before).square().mean())
-        first = dict(masks)  # the last layer alone stays as it is
+        first = dict(masks)  # only the last layer is not refitted
         model[4].weight.requires_grad_(False)
         with reconstructed(model, x, first) as short:
             part = float((model(other) - before).square().mean())
@@ -205,18 +205,18 @@ def test_trying_it_out_puts_everything_back() -> None:
 
 
 def test_before_says_what_the_outputs_were() -> None:
-    """Without it that is what `eval()` computes: irrelevant weights are at 0."""
+    """Without it, the target is what `eval()` computes, with irrelevant weights at 0."""
     x, model, other = torch.randn(80, 6), mlp(), mlp()
     for one in (model, other):
         with torch.no_grad():
-            one[2].log_sigma2[:, 0] = 20.0  # noise alone
+            one[2].log_sigma2[:, 0] = 20.0  # pure noise
     masks = without(model, {("0", "2"): [0]})
     assert reconstruct(model, x, masks).before == pytest.approx(0, abs=1e-9)
     assert reconstruct(other, x, masks, before=everything(other)).before > 1e-4
 
 
 class Odd(nn.Module):
-    """A layer that runs twice, one that never runs, one behind, and two of one weight."""
+    """A layer that runs twice, one that never runs, a last one, and two that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ def test_what_cannot_be_fitted_is_named() -> None:
     assert found.layers == [] and found.left == {
         "twice": "it runs several times",
         "never": "it doesn't run itself",
-        "last": "its mask is not of whole units",
+        "last": "its mask does not consist of whole units",
         "one": "it shares its weight",
         "other": "it shares its weight",
         "wide": "it is a transposed convolution",
@@ -249,11 +249,11 @@ def test_what_cannot_be_fitted_is_named() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     masks["last"][:] = True
     masks["last"][:, 2] = False
-    found = reconstruct(model, {"x": torch.randn(30, 4)}, masks)  # inputs by keyword, down to the layer
+    found = reconstruct(model, {"x": torch.randn(30, 4)}, masks)  # inputs by keyword, at the layer too
     assert [layer.name for layer in found.layers] == ["last"] and found.layers[0].after < found.layers[0].before
     assert found.to_dict() == {"layers": 1, "before": found.before, "after": found.after, "left": found.left}
     masks["last"][:] = False
-    assert reconstruct(model, {"x": torch.randn(30, 4)}, masks).left["last"] == "nothing of it stays"
+    assert reconstruct(model, {"x": torch.randn(30, 4)}, masks).left["last"] == "none of its weights are left"
 
 
 def test_few_rows_of_many_are_drawn_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_few_rows_of_many_are_drawn_and_always_the_same(monkeypatch: pytest.Monk
         model = mlp()
         reconstruct(model, x, without(model, {("0", "2"): [1, 4]}), rows=64)
         found.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    assert sizes[:2] == [(64, 8), (64, 8)]  # nothing that the first reads went
+    assert sizes[:2] == [(64, 8), (64, 8)]  # the first layer's inputs were not removed
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
@@ -289,11 +289,11 @@ def test_bad_inputs_are_told() -> None:
     x = torch.randn(40, 6)
     x[3, 2] = float("nan")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UsageError, match=r"inputs: what layer '0' reads or gives is not finite; look for NaN"):
+    with pytest.raises(UsageError, match=r"inputs: the inputs or outputs of layer '0' are not finite; look for NaN"):
         reconstruct(model, x, masks)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     with torch.no_grad():
-        model[4].weight[1, 1] = float("inf")  # found when the layers before were changed already
+        model[4].weight[1, 1] = float("inf")  # found after the layers before it have already changed
     before["4.weight"] = model[4].weight.detach().clone()
     with pytest.raises(UsageError, match="layer '4'"):
         reconstruct(model, torch.randn(40, 6), masks)
@@ -302,9 +302,9 @@ def test_bad_inputs_are_told() -> None:
         before["4.weight"][1, 1] = model[4].weight[1, 1] = 0.5
     with pytest.raises(PruneError, match="masks of another model"):
         reconstruct(model, x, {"0": masks["0"]})
-    found = reconstruct(model, x[:1], masks)  # too few to choose by
+    found = reconstruct(model, x[:1], masks)  # too few to choose the ridge by
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()) and found.layers == []
-    assert found.left == dict.fromkeys("024", "it gave only 1 rows")
+    assert found.left == dict.fromkeys("024", "it produced only 1 rows")
 
 
 def test_a_frozen_bias_stays() -> None:

@@ -1,4 +1,4 @@
-"""The ridge regression against numpy's least squares on rows that spell the ridge out."""
+"""The ridge regression against numpy's least squares with explicit rows for the ridge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from svdcompress.reconstruction import RIDGES, solve
 
 
 def by_hand(x: np.ndarray, y: np.ndarray, ridge: float, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and bias by `lstsq`: a row for each weight that it costs; the column of ones costs nothing."""
+    """Weight and bias by `lstsq`, with a penalty row for each weight; the column of ones has no penalty."""
     centred = x - x.mean(0) if intercept else x
     cost = np.sqrt(ridge * (centred**2).sum() / min(x.shape))
     rows = np.vstack([x, cost * np.eye(x.shape[1])])
@@ -36,7 +36,7 @@ def test_the_solution_and_its_ridge(shape: tuple[int, int], intercept: bool) -> 
     assert found.ridge == min(errors, key=errors.__getitem__)
     assert found.after == pytest.approx(min(errors.values()), rel=1e-6)
     assert found.before == pytest.approx((y[-held:] ** 2).sum(), rel=1e-9) and found.after < found.before
-    weight, bias = by_hand(x, y, found.ridge or 0.0, intercept)  # of all rows
+    weight, bias = by_hand(x, y, found.ridge or 0.0, intercept)  # with all rows
     assert np.allclose(found.change.numpy(), weight, atol=1e-6) and np.allclose(found.shift.numpy(), bias, atol=1e-6)
 
 

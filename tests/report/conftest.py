@@ -1,4 +1,4 @@
-"""A made-up but realistic run, with every key that the report knows."""
+"""An invented but realistic run, with every key that the report knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def sample_results(layers: int = 3) -> dict[str, Any]:
-    """What a run of LeNet-300-100 would leave; `layers` more than nine makes the histograms a map."""
+    """Results as of a run of LeNet-300-100; with `layers` above nine, the histograms become a heat map."""
     random = np.random.default_rng(0)
     names = ["fc1", "fc2", "head"] if layers == 3 else [f"encoder.block{k}.attention.output" for k in range(layers)]
     return {
@@ -155,7 +155,7 @@ def _bins(gap: float, ece: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def sample() -> Callable[..., dict[str, Any]]:
-    """The function that makes such results, for fixtures of a wider scope."""
+    """The function that makes these results, for fixtures of a wider scope."""
     return sample_results
 
 

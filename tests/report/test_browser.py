@@ -1,4 +1,4 @@
-"""The report in a headless Chromium: no error, no request, names and contrast, tooltips, a legend that filters, phones."""
+"""The report in a headless Chromium: no errors or requests, names and contrast, tooltips, a legend that filters, phones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pages(sample, tmp_path_factory):
-    """A run's page and that of a comparison, as addresses."""
+    """Addresses of a run's page and of a comparison's."""
     folder = tmp_path_factory.mktemp("pages")
     results = sample()
     results["doubts"] = [
@@ -31,7 +31,7 @@ def pages(sample, tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, pages):
-    """Opens a page; whatever the console or the network had to say of it is in `wrong` and `asked`."""
+    """Opens a page; console messages and errors are collected in `wrong`, network requests in `asked`."""
     contexts = []
 
     def open_page(name, **options):
@@ -92,7 +92,7 @@ def test_points_have_tooltips_by_pointer_and_by_keyboard(opened):
 
 
 def test_points_are_where_the_curve_is(opened):
-    """The oracle: the path that the browser draws passes through each point that a tooltip has."""
+    """The oracle: the path drawn by the browser passes through each point that has a tooltip."""
     page = opened("report")
     svg = page.locator("#curves svg[aria-label^='beta']")
     far = svg.evaluate(
@@ -103,7 +103,7 @@ def test_points_are_where_the_curve_is(opened):
         return Math.max(...points.map(([x, y]) => Math.min(...corners.map(c => Math.hypot(c[0] - x, c[1] - y)))));
         }"""
     )
-    assert far < 3  # straight stretches are drawn with fewer corners than there are epochs, so only nearly
+    assert far < 3  # straight stretches have fewer corners than there are epochs, so only approximately
 
 
 def test_a_legend_hides_its_series(opened):
@@ -114,17 +114,17 @@ def test_a_legend_hides_its_series(opened):
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
     assert not lines.first.is_visible() and page.locator("#curves svg [data-series='1']").first.is_visible()
-    assert page.locator("#calibration svg [data-series='0']").first.is_visible()  # another legend's
+    assert page.locator("#calibration svg [data-series='0']").first.is_visible()  # belongs to another legend
     button.click()
     assert lines.first.is_visible()
 
 
 def test_a_script_in_a_name_would_not_run(browser, results, tmp_path):
-    """Names are escaped; and if one were not, the page's policy would not let it run."""
+    """Names are escaped; if one were not, the page's policy would stop it from running."""
     text = report.render(results).replace("<main>", "<main><script>document.title = 'run'</script>")
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     page = browser.new_page()
     page.goto((tmp_path / "report.html").as_uri())
     assert page.title() != "run"
-    assert page.locator("svg[tabindex='0']").count() > 3  # while the page's own did
+    assert page.locator("svg[tabindex='0']").count() > 3  # although the page's own script ran
     page.close()

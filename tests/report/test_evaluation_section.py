@@ -1,4 +1,4 @@
-"""The section of the page for what `svdc evaluate` found."""
+"""The report section for the results of `svdc evaluate`."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_reliability_and_inputs_from_elsewhere(found, tmp_path):
     assert "<b>" not in re.sub(r"<b>[\d.]", "", text[text.index("Inputs from elsewhere") :])
     assert text.count('<button type="button" aria-pressed="true"') == 4
     del found["contenders"][0]["reliability"]
-    assert "Reliability" not in page(tmp_path, found)  # colours would no longer be those of the legend
+    assert "Reliability" not in page(tmp_path, found)  # its colors would not match the legend
 
 
 def test_ticks_are_plain_numbers(found, tmp_path):

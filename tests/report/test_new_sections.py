@@ -1,4 +1,4 @@
-"""Sections on the examples that a model is least sure of, on its use, tiles, axes; the page of a comparison."""
+"""Sections on the least certain examples and on using the model, tiles, axes; the page of a comparison."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_tiles_say_error_with_its_interval_and_ece(results):
 
 
 def test_two_counts_of_nonzeros_are_explained(results):
-    assert "Two counts" not in _summary.summary(results, None)  # the made-up curve has fewer there
+    assert "Two counts" not in _summary.summary(results, None)  # the sample curve has fewer there
     results["threshold_curve"] = [{"threshold": 3.0, "error": 1.8, "nll": 0.06, "nonzero": 3_600}]
     text = _summary.summary(results, None)
     assert "3,600 with the masks alone" in text and "3,312 after pruning" in text
@@ -115,7 +115,7 @@ def test_layers_have_types_and_costs(results):
 
 
 def test_axes_do_not_blow_up_chance(monkeypatch):
-    """An error that moves by a hundredth of what chance explains fills no more than that part of its axis."""
+    """Changes that are a hundredth of the noise take no more than that share of an axis."""
     kept = []
     monkeypatch.setattr(_draw, "_to_svg", lambda figure: kept.append(figure) or "<svg >")
     history = [{"stage": "train", "epoch": k, "val_error": 2.0 + 0.01 * (k % 2)} for k in range(9)]
@@ -125,7 +125,7 @@ def test_axes_do_not_blow_up_chance(monkeypatch):
     wide = [{"stage": "train", "epoch": k, "val_error": 50.0 - k} for k in range(40)]
     _plots.training_curve(wide, "val_error", 1000)
     low, high = kept[-1].axes[0].get_ylim()
-    assert high - low < 45  # what is more than chance fills its axis
+    assert high - low < 45  # what exceeds the noise fills its axis
     _plots.threshold_curve([{"threshold": t, "error": 2.0, "nonzero": 9} for t in (0.0, 1.0)], None, 100)
     low, high = kept[-1].axes[0].get_ylim()
     assert low == 0 and high > 5
@@ -198,8 +198,8 @@ def test_a_small_file_that_is_larger_is_called_so(results):
 
 def test_a_file_in_which_no_layer_has_four_bits_is_not_called_one_of_four(results):
     for kinds, words in (
-        (("int8", "int8"), "No layer could be in"),
-        (("int8", "float32"), "No layer could be in"),
+        (("int8", "int8"), "No layer could be stored in"),
+        (("int8", "float32"), "No layer could be stored in"),
         (("int8", "int4"), "In"),
     ):
         results["int4"] = {"file": "model_int4.onnx", "layers": dict(zip(("fc1", "fc2"), kinds, strict=True))}

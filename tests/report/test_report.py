@@ -1,4 +1,4 @@
-"""The report: whole for a full run, whole for a part of one, self-contained, and never half written."""
+"""The report: complete for a full run and for a partial one, self-contained, and never half written."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_rows_say_what_changed_and_whether_it_is_better(results):
     found = {row.label: row for row in report.rows(results)}
     assert found["Error"].change == "+0.19 points (+0.05 to +0.33)" and found["Error"].better is False
     assert found["NLL"].change == "-0.0021 (-0.0049 to +0.0007)" and found["NLL"].better is None  # it may be chance
-    assert found["ECE"].change == "-0.0039" and found["ECE"].better is None  # nobody knows
+    assert found["ECE"].change == "-0.0039" and found["ECE"].better is None  # unknown
     assert found["Non-zeros"].change == "80.5x fewer" and found["ONNX file"].change == "10.1x smaller"
     assert found["Latency, batch 128"].change == "7.0x faster"
     results["sparse"]["latency_ms"]["batch_1"] = 0.0664
@@ -195,7 +195,7 @@ def test_only_what_is_more_than_chance_has_a_colour(results):
         re.findall(r"<td>(Error|NLL)</td>.*?(<td[^>]*>[^<]*points[^<]*|<td[^>]*>[-+][^<]*)</td></tr>", report.render(results))
     )
     assert 'class="good"' in cells["Error"] and "class" not in cells["NLL"]
-    del results["changes"]  # a report of before: nothing is claimed of its metrics
+    del results["changes"]  # an older report: nothing is claimed about its metrics
     assert all(row.better is None for row in report.rows(results) if row.label in ("Error", "NLL", "ECE"))
     assert "In parentheses" not in report.render(results)
 
@@ -208,7 +208,7 @@ def test_regression_has_rmse_and_no_error(results):
     assert (rows["R2"].dense, rows["R2"].sparse, rows["R2"].change) == ("0.5000", "0.7500", "+0.2500")
     assert "<td>R2</td>" in report.render(results)
     for side in ("dense", "sparse"):
-        results[side]["metrics"]["r2"] = None  # of a constant target
+        results[side]["metrics"]["r2"] = None  # for a constant target
     assert "R2" not in [row.label for row in report.rows(results)]
 
 
@@ -216,7 +216,7 @@ def test_rounding_is_told_beside_what_it_would_have_been_without(results, tmp_pa
     results["pruning"].update(round_to=8, parameters_after=12_345, parameters_unrounded=11_000, notes=["seen <once>"])
     for group, kept in zip(results["pruning"]["groups"], (27, 18), strict=True):
         group["kept_unrounded"] = kept
-    told = "multiples of 8: 51 stay, without rounding 45; 12,345 parameters, without rounding 11,000."
+    told = "multiples of 8: 51 stay (45 without rounding); 12,345 parameters (11,000 without rounding)."
     stream = io.StringIO()
     report.table(results, Console(file=stream, width=200))
     assert told in stream.getvalue()
@@ -312,7 +312,7 @@ def test_first_filters_are_those_of_the_first_layer_with_pictures():
     dense = torch.nn.Sequential(torch.nn.Conv2d(1, 40, 5), torch.nn.Flatten(), torch.nn.Linear(40, 10))
     sparse = svdc.convert(torch.nn.Sequential(torch.nn.Conv2d(1, 40, 5), torch.nn.Flatten(), torch.nn.Linear(40, 10)))
     with torch.no_grad():
-        sparse[0].log_sigma2[:39] = 20.0  # only the last filter lives
+        sparse[0].log_sigma2[:39] = 20.0  # only the last filter remains
     (name, pair), *others = report.first_filters(dense, sparse, limit=8).items()
     assert name == "0" and not others
     before, after = np.asarray(pair["before"]), np.asarray(pair["after"])
@@ -328,7 +328,7 @@ def test_layers_without_pictures_give_no_filters():
 
     assert report.first_filters(tabular(), svdc.convert(tabular())) == {}
 
-    def patches():  # the second layer has 64 inputs, which are no picture of 8x8
+    def patches():  # the second layer has 64 inputs, which are not an 8x8 picture
         return torch.nn.Sequential(torch.nn.Conv2d(1, 64, 2), torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
     assert report.first_filters(patches(), svdc.convert(patches())) == {}
@@ -338,6 +338,6 @@ def test_an_nll_with_a_temperature_beside_one_without_is_told():
     found = {"changes": {"nll": {"low": 0.0, "high": 1.0}}, "calibrate": {"likelihood": {"temperature": 0.5}}}
     assert "temperature" not in chance(found)
     found["calibrate"]["mean"] = {"value": 0.7048, "taken": True}
-    assert "with its temperature (0.705, from validation data)" in chance(found)
-    found["calibrate"]["likelihood"] = {"tau": 3.0}  # of regressions both have their own
+    assert "uses its temperature (0.705, from validation data)" in chance(found)
+    found["calibrate"]["likelihood"] = {"tau": 3.0}  # in regressions, both have their own
     assert "temperature" not in chance(found)

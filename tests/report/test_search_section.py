@@ -1,4 +1,4 @@
-"""The section of a search on the page: what its trials were, and what they took."""
+"""The report section on a search: its trials, and what they cost."""
 
 import copy
 import io
@@ -58,7 +58,7 @@ def test_a_trial_of_a_single_example_has_no_bound(results):
     Console(file=out, width=100).print(trials_table(results))
     assert "1" in out.getvalue()
     results["search"]["met"], results["search"]["trials"][0]["allowed"] = True, 1.0
-    assert "the measured loss decided" in search(results, None)
+    assert "the measured drop alone decided" in search(results, None)
 
 
 def test_what_it_took_is_said(results):
@@ -69,7 +69,7 @@ def test_what_it_took_is_said(results):
 
 def test_a_trial_that_recovered_on_is_called_so(results):
     results["search"]["trials"][1]["continues"] = 1
-    assert [row[0] for row in cells(search(results, None))[1:]] == ["1", "2, 1 recovered on (chosen)"]
+    assert [row[0] for row in cells(search(results, None))[1:]] == ["1", "2, 1 recovered further (chosen)"]
 
 
 def test_the_terminal_names_each_trial_within_80_columns(results):
@@ -78,7 +78,7 @@ def test_the_terminal_names_each_trial_within_80_columns(results):
     screen.print(trials_table(results))
     lines = screen.export_text().splitlines()
     assert [line.partition("│")[0].strip() for line in lines if "x │" in line] == ["1", "2, of 1"]
-    assert len(lines) == 6 and lines[-1].rstrip().endswith("chosen")  # title, heading of two lines and its rule, a line a trial
+    assert len(lines) == 6 and lines[-1].rstrip().endswith("chosen")  # title, two-line header and its rule, one line per trial
 
 
 def judged_by_nll(results, met=True):
@@ -89,14 +89,14 @@ def judged_by_nll(results, met=True):
 
 
 def test_where_the_nll_decided_its_bounds_are_told(results):
-    """The counted bound of the second one is above what is allowed, and it keeps the budget all the same."""
+    """The second trial's counted bound exceeds what is allowed, but it still keeps the budget."""
     page = search(judged_by_nll(results), None)
     head, first, second = cells(page)
     at = head.index("by the NLL")
     assert head[at - 2 : at + 3] == ["lost", "at most", "by the NLL", "at most, by it", "within budget"]
     assert first[at : at + 3] == ["+0.90", "+1.40", "no"] and second[at : at + 3] == ["+0.20", "+0.30", "yes"]
-    assert "500 examples are too few for counted errors to tell: the bound on what the NLL speaks for" in page
-    assert "decided which of them lost least" in search(judged_by_nll(results, met=None), None)
+    assert "500 examples are too few for counted errors to tell: the bound on the drop estimated from the NLL" in page
+    assert "decided which trial lost least" in search(judged_by_nll(results, met=None), None)
 
 
 def test_where_counted_errors_decided_there_is_no_word_of_the_nll(results):
@@ -105,8 +105,8 @@ def test_where_counted_errors_decided_there_is_no_word_of_the_nll(results):
     results["search"]["met"] = True
     page = search(results, None)
     assert "NLL" not in page and "too few" not in page and "by the NLL" not in cells(page)[0]
-    results["search"]["trials"][0]["allowed"] = 1.0  # 1.5 at most, and within the budget: the drop itself decided
-    assert "500 examples are too few for counted errors to tell: the measured loss decided by itself" in search(results, None)
+    results["search"]["trials"][0]["allowed"] = 1.0  # at most 1.5, yet within the budget: the drop itself decided
+    assert "500 examples are too few for counted errors to tell: the measured drop alone decided" in search(results, None)
 
 
 def test_the_terminal_tells_the_bound_that_decided(results):
@@ -117,12 +117,12 @@ def test_the_terminal_tells_the_bound_that_decided(results):
         "3.4",
         "2.3",
     ]
-    assert "decided which kept the budget" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
+    assert "decided which trials are within the budget" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("high", [None, 0.5])
 def test_a_run_whose_interval_has_no_upper_end_is_drawn_without_it(high):
-    """As of a single test example, of which no spread can be known."""
+    """For example with a single test example, whose spread is unknown."""
     sides = {side: {"metrics": {"rmse": rmse}} for side, rmse in (("dense", 1.0), ("sparse", 1.25))}
     found = run_point({**sides, "compression": {"macs": 2.0}, "changes": {"rmse": {"low": None, "high": high}}}, "macs")
     assert found is not None

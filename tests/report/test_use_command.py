@@ -1,4 +1,4 @@
-"""The command that the report prints for predictions, and what it says of inputs that the user's own function made."""
+"""The command for predictions that the report prints, and its text on inputs from a user's own function."""
 
 import re
 from html import unescape
@@ -15,7 +15,7 @@ from svdcompress.report._use import use
 
 
 def page(folder, data, model="lenet-5", transform=(), recipe=None):
-    """The section as it reads, and the recipe of its run."""
+    """The section's text, and the recipe of its run."""
     folder.mkdir(parents=True, exist_ok=True)
     net = svdc.convert(nn.Sequential(nn.Linear(6, 3)), log_sigma2=-4.0).eval()
     metadata = {"preprocessing": {"transform": list(transform)}}
@@ -37,19 +37,19 @@ def test_the_command_runs_as_it_stands(tmp_path, monkeypatch, name, data, model,
     folder = Path("runs") / name
     text, made = page(folder, data, model)
     assert f"From the command line: {command} (" in text
-    assert command in next_steps(made, folder)  # one form in both places
+    assert command in next_steps(made, folder)  # the same command in both places
 
 
 def test_images_are_not_offered_where_a_function_of_the_users_prepares_inputs(tmp_path):
     text, _ = page(tmp_path / "own", "./data.py:make")
     assert "(FILE: npy or npz, with inputs as ./data.py:make gives them)" in text and "an image" not in text
-    assert "Inputs go in as ./data.py:make gives them, with all that it does to them itself" in text
+    assert "Pass inputs as ./data.py:make returns them, with all that it does to them; the files" in text
     text, _ = page(tmp_path / "own", "./data.py:make", transform=[{"normalize": {"mean": [0.5], "std": [0.5]}}])
     assert "in this order: what ./data.py:make does to them itself; normalize: {'mean': [0.5], 'std': [0.5]}" in text
-    assert "svdc predict knows all but the first" in text
+    assert "svdc predict does all but the first" in text
     text, _ = page(tmp_path / "files", "imagefolder:photos")
     assert "(FILE: npy, npz, csv, parquet, an image, or a folder)" in text
-    assert "Inputs go in as the data source gives them; the files need no other preprocessing." in text
+    assert "Pass inputs as the data source returns them; the files need no other preprocessing." in text
 
 
 @pytest.mark.parametrize("recipe", ["[", "nonsense: 1", "text", ""])

@@ -1,4 +1,4 @@
-"""A budget of error, against resampling and by hand."""
+"""An error budget, against resampling and by hand."""
 
 import math
 
@@ -29,13 +29,13 @@ def test_what_is_allowed_is_the_nearer_of_two_bounds():
     assert Budget(max_drop=0.5).allowed(2.0) == 0.5
     assert Budget(max_error=2.3).allowed(2.0) == pytest.approx(0.3)
     assert Budget(max_drop=0.5, max_error=2.3).allowed(2.0) == pytest.approx(0.3)
-    assert Budget(max_error=1.1).allowed(1.0, probabilities=False) == pytest.approx(10.0)  # per cent of the RMSE
+    assert Budget(max_error=1.1).allowed(1.0, probabilities=False) == pytest.approx(10.0)  # percent of the RMSE
     assert Budget().allowed(2.0) == math.inf and not Budget().given and Budget(max_drop=0.0).given
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_regression_without_any_error_is_judged(dtype):
-    """As one that is held against its own answers: a limit on the RMSE holds, and any drop is infinitely much."""
+    """For example one that is compared with its own answers: a limit on the RMSE works, and any drop is infinite."""
 
     def near(rmse):
         return Losses(torch.full((50,), rmse**2, dtype=dtype), torch.ones(50, dtype=dtype), False)
@@ -53,7 +53,7 @@ def test_a_single_example_bounds_nothing(one):
 
 
 def test_the_upper_bound_is_what_resampling_gives():
-    """One-sided, of the paired difference: 10% of resampled drops lie above it."""
+    """One-sided, for the paired difference: 10% of resampled drops are above it."""
     generator = torch.Generator().manual_seed(0)
     n = 5000
     dense = (torch.rand(n, generator=generator) < 0.02).double()
@@ -80,9 +80,9 @@ def test_a_drop_within_but_not_surely_is_not_met():
 def test_few_examples_are_judged_by_the_drop_itself_in_whole_ones():
     dense, small = torch.zeros(144), torch.zeros(144)
     dense[:3], small[:4] = 1, 1
-    budget = Budget(max_drop=0.5)  # less than one example of 144
+    budget = Budget(max_drop=0.5)  # less than one example in 144
     assert len(dense) < budget.needed(answers(dense))
-    assert budget.judge(answers(dense), answers(small)).met  # one more is the least that there is
+    assert budget.judge(answers(dense), answers(small)).met  # one more is the smallest possible difference
     small[:5] = 1
     assert not budget.judge(answers(dense), answers(small)).met
 
@@ -93,9 +93,9 @@ def with_nll(wrong, nll):
 
 
 def test_few_examples_with_an_nll_are_judged_by_its_rise():
-    """By hand: a rise of 0.9 nats over 144 examples, at 0.45 errors for each nat."""
+    """By hand: a rise of 0.9 nats over 144 examples, at 0.45 errors per nat."""
     dense = with_nll([1, 1, 1] + [0] * 141, [4.0, 3.0, 3.0] + [2 / 141] * 141)
-    worse = with_nll([1, 1, 1] + [0] * 141, [4.3, 3.3, 3.3] + [2 / 141] * 141)  # as many errors, which are further off
+    worse = with_nll([1, 1, 1] + [0] * 141, [4.3, 3.3, 3.3] + [2 / 141] * 141)  # as many errors, but further off
     verdict = Budget(max_drop=0.5).judge(dense, worse)
     assert verdict.drop == 0 and verdict.estimate == pytest.approx(45 * 0.9 / 144) and verdict.met
     variance = (3 * (0.3 - 0.9 / 144) ** 2 + 141 * (0.9 / 144) ** 2) / 143
@@ -123,37 +123,38 @@ def test_a_dense_model_without_an_error_says_something_all_the_same():
 
 
 def test_how_many_examples_it_takes():
-    """At that many, an equal model whose differences are as many as the dense one's errors is told from one at the limit."""
+    """With that many examples, an equal model with as many differences as the dense one has errors is distinguished from one at
+    the limit."""
     dense = answers(torch.arange(10_000) < 200)
     budget = Budget(max_drop=0.5, confidence=0.9)
     z = 1.2815515655446004
     assert budget.needed(dense) == math.ceil(0.02 / (0.005 / z) ** 2)
     assert Budget(max_drop=0.25).needed(dense) == pytest.approx(4 * budget.needed(dense), rel=0.01)
     assert Budget(max_drop=0.0).needed(dense) == 10**9 and Budget().needed(dense) == 2
-    assert Budget(max_drop=0.0).judge(dense, dense).met  # as good as the dense model, example by example
+    assert Budget(max_drop=0.0).judge(dense, dense).met  # as good as the dense model on every example
 
 
 def maps(shares, positions=16_384):
-    """Examples with several positions each, and the share of those that is wrong."""
+    """Examples with several positions each, given the fraction of positions that are wrong."""
     shares = torch.as_tensor(shares, dtype=torch.float64)
     return Losses(shares * positions, torch.full_like(shares, positions), True)
 
 
 def test_examples_with_many_positions_are_no_coin_tosses():
-    """By their spread: a share of 8% (+-3) takes (1.28 * 3 / 0.5)^2 examples, and not 1.28^2 * 8% / 0.5%^2."""
+    """From their spread: a fraction of 8% (+-3) takes (1.28 * 3 / 0.5)^2 examples, not 1.28^2 * 8% / 0.5%^2."""
     shares = torch.tensor([0.05, 0.11] * 20, dtype=torch.float64)
     budget, dense = Budget(max_drop=0.5), maps(shares)
     spread = 3 * math.sqrt(40 / 39)
     assert budget.needed(dense) == math.ceil((1.2815515655446004 * spread / 0.5) ** 2) == 61
     assert not Budget(max_drop=1.0).few(dense) and budget.few(dense)
     lengths = torch.tensor([100.0, 300.0] * 10, dtype=torch.float64)
-    alike = Losses(0.1 * lengths, lengths, True)  # one share for all: that some are longer is no noise
+    alike = Losses(0.1 * lengths, lengths, True)  # one fraction for all: different lengths are not noise
     assert budget.needed(alike) == 2
     assert budget.needed(maps([0.08])) > 1000 and not budget.judge(maps([0.08]), maps([0.08])).met  # one tells nothing
 
 
 def test_examples_with_many_positions_have_to_keep_the_bound_however_few_they_are():
-    """Models that truly lose 1.0 point, of which one in ten measures less than 0.5 by chance."""
+    """Models that really lose 1.0 point; one in ten measures less than 0.5 by chance."""
     generator = torch.Generator().manual_seed(0)
     shares = (0.08 + 0.03 * torch.randn(40, generator=generator)).clamp(0.01).double()
     budget, dense = Budget(max_drop=0.5), maps(shares)
@@ -165,7 +166,7 @@ def test_examples_with_many_positions_have_to_keep_the_bound_however_few_they_ar
     assert sum(verdict.drop <= 0.5 for verdict in verdicts) > 30
     assert sum(verdict.met for verdict in verdicts) < 10
     assert all(verdict.met is (verdict.upper <= 0.5) for verdict in verdicts)
-    assert budget.judge(dense, maps(shares + 0.003)).met  # every one of them the same: nothing is left to chance
+    assert budget.judge(dense, maps(shares + 0.003)).met  # the same drop on all of them: nothing is left to chance
 
 
 def test_regression_is_by_the_relative_rmse():

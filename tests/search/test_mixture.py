@@ -1,4 +1,4 @@
-"""Which of several ways is taken: the best one, unless chance explains its lead over the usual one."""
+"""Which of several ways is chosen: the best, unless chance explains its lead over the usual one."""
 
 import math
 
@@ -13,7 +13,7 @@ def option(name, rows, size=10.0):
 
 
 def by_hand(options):
-    """The same with plain loops: a mean at least 1.96 standard errors below the first's, and of those the lowest."""
+    """The same with plain loops: the lowest mean among those at least 1.96 standard errors below the first."""
     first, taken = options[0].rows.tolist(), options[0]
     for one in options[1:]:
         each = [b - a for a, b in zip(first, one.rows.tolist(), strict=True)]
@@ -35,7 +35,7 @@ def test_it_is_the_best_that_is_surely_better(seed):
 def test_chance_keeps_the_usual_way():
     rows, noise = torch.rand(100), torch.randn(100)
     noise -= noise.mean()
-    lucky = option("lucky", rows + noise - 0.01)  # a hundredth below, give or take a tenth
+    lucky = option("lucky", rows + noise - 0.01)  # a hundredth below, plus or minus a tenth
     surely = option("surely", rows - 0.005)
     assert best_option([option("usual", rows), lucky]).name == "usual"
     assert best_option([option("usual", rows), lucky, surely]).name == "surely"

@@ -1,4 +1,4 @@
-"""Where the search goes next, on curves of error against pressure that are known."""
+"""Where the search goes next, on known curves of error against pressure."""
 
 import math
 
@@ -27,7 +27,7 @@ def trial(number, pressure, drop, size, allowed=0.5, error=None, ratio=None):
 
 
 def search(drop_of, start, most=20):
-    """Trials until nothing more is to be learnt, for a drop that is known at each size."""
+    """Trials until nothing more can be learned, with a known drop at each size."""
     trials = []
     while (ratio := next_ratio(trials, start)) is not None:
         assert ratio not in [t.ratio for t in trials]
@@ -57,7 +57,7 @@ def test_nothing_is_tried_beyond_what_can_be_had():
         trials.append(trial(len(trials) + 1, 2.0, 0.0, 1000 * 0.5**ratio, ratio=ratio))
         ratio = next_ratio(trials, 3.0, most=4.5)
     assert [each.ratio for each in trials] == [2.0, 3.0, 4.0, 4.5]
-    assert next_ratio([], 3.0, most=0.0) == 0.1  # a model of which nothing can go
+    assert next_ratio([], 3.0, most=0.0) == 0.1  # a model from which nothing can be removed
 
 
 def test_far_from_the_budget_it_goes_back_faster():

@@ -1,4 +1,4 @@
-"""Which trial is taken in the end, and that what comes next is a function of the trials alone."""
+"""Which trial is chosen in the end, and that the next one depends only on the trials so far."""
 
 import dataclasses
 import math
@@ -19,11 +19,11 @@ def strategy(goal=None, budget=True, trials=8):
     ("goal", "budget", "taken"),
     [
         (None, True, 3),  # the smallest that keeps the budget
-        (200.0, False, 2),  # of those at the goal the one that loses least
+        (200.0, False, 2),  # the one at the goal that loses least
         (200.0, True, 2),
-        (60.0, True, 3),  # only one that loses too much is at the goal
+        (60.0, True, 3),  # the only one at the goal loses too much
         (60.0, False, 4),
-        (10.0, False, 4),  # none is: the closest
+        (10.0, False, 4),  # none reaches it: the closest
         (10.0, True, 3),
     ],
 )
@@ -40,7 +40,7 @@ def test_of_trials_as_close_to_a_goal_that_none_reached_the_one_that_loses_least
 
 
 def test_a_trial_of_which_nothing_is_left_is_taken_last_even_where_it_is_the_closest_in_size():
-    """It is as large as the dense model; a file with metadata may be larger than that."""
+    """It counts as large as the dense model; a file with metadata may be even larger."""
     empty = dataclasses.replace(trial(1, 2.0, 100.0, 1000), metrics={"error": 102.0, "nll": NOTHING})
     real = trial(2, 2.0, 1068.0, 1100)
     assert strategy(10.0, budget=False).best([empty, real]) is real
@@ -50,7 +50,7 @@ def test_a_trial_of_which_nothing_is_left_is_taken_last_even_where_it_is_the_clo
 def test_where_units_are_cut_in_steps_the_first_pressure_is_no_higher_than_told_whatever_trials_say():
     plain = dataclasses.replace(strategy(goal=60.0, budget=False), measure="parameters")
     capped = dataclasses.replace(plain, press=2.5)
-    assert plain.next([])[0] > 2.5 == capped.next([])[0]  # 1000 / 60 comes by itself at the end of the path only
+    assert plain.next([])[0] > 2.5 == capped.next([])[0]  # the pressure for 1000 / 60 would only come at the end of the path
     easy = dataclasses.replace(capped, goal=400.0)
     assert easy.next([]) == dataclasses.replace(plain, goal=400.0).next([])
     budget = dataclasses.replace(strategy(), press=2.5)
@@ -58,13 +58,13 @@ def test_where_units_are_cut_in_steps_the_first_pressure_is_no_higher_than_told_
 
 
 def test_a_budget_is_followed_no_further_than_what_can_be_had():
-    """Every size keeps the budget: the last one is the least, once, and not 0.85 of it at another pressure."""
+    """Every size keeps the budget: the last trial has the least size, once, not 0.85 of it at another pressure."""
     bounded, trials = dataclasses.replace(strategy(), least=50.0), []
     while (ask := bounded.next(trials)) is not None:
         trials.append(trial(len(trials) + 1, ask[0], 0.0, ask[1], ratio=math.log2(1000 / ask[1])))
     assert trials[-1].costs["nonzero"] == 50.0 and len(trials) < bounded.trials
     assert sum(one.costs["nonzero"] == 50.0 for one in trials) == 1
-    coarse = [dataclasses.replace(trials[-1], costs={"nonzero": 56.0})]  # 0.85 of it would be less than can be had
+    coarse = [dataclasses.replace(trials[-1], costs={"nonzero": 56.0})]  # 0.85 of it would be below the least size
     assert bounded.next(coarse)[1] == 50.0 > 0.85 * 56
 
 
@@ -74,23 +74,23 @@ def test_of_those_that_lose_too_much_the_one_that_loses_least_is_taken():
 
 
 def nothing_left(number, pressure):
-    """As a search puts down a trial of which nothing is left: as large as the dense model, 100% worse."""
+    """A trial with nothing left, as a search records it: as large as the dense model, 100% worse."""
     return dataclasses.replace(trial(number, pressure, 100.0, 1000), metrics={"error": 102.0, "nll": NOTHING})
 
 
 @pytest.mark.parametrize("goal", [None, 60.0])
 @pytest.mark.parametrize("budget", [True, False])
 def test_a_trial_of_which_nothing_is_left_is_no_model_to_take(goal, budget):
-    """A regression may lose more than 100% of its RMSE, and is a model all the same."""
+    """A regression may lose more than 100% of its RMSE and still be a model."""
     gone = nothing_left(1, 2.0)
     trials = [gone, trial(2, 2.0, 180.0, 200), trial(3, 2.0, 130.0, 400)]
     assert strategy(goal, budget).best(trials).number == (2 if goal and not budget else 3)
-    assert strategy(1500.0, budget).best(trials).number == 3  # a size that the dense model has, too
-    assert strategy(goal, budget).best([gone]).number == 1  # there is none to take
+    assert strategy(1500.0, budget).best(trials).number == 3  # the dense model has this size too
+    assert strategy(goal, budget).best([gone]).number == 1  # there is no other
 
 
 def test_where_nothing_is_left_no_other_pressure_is_looked_for():
-    """The walk towards less error goes away from it, whatever the error that was put down for it."""
+    """The walk towards less error moves away from it, whatever error was recorded for it."""
     far = dataclasses.replace(nothing_left(1, 2.0), error=0.1)
     towards = better_pressure([far, trial(2, 1.0, 3.0, 60)], 1.0, 4)
     assert towards is not None and abs(towards - 1.0) <= 0.5
@@ -98,7 +98,7 @@ def test_where_nothing_is_left_no_other_pressure_is_looked_for():
 
 @pytest.mark.parametrize("goal", [None, 60.0])
 def test_what_comes_next_does_not_depend_on_who_asks(goal):
-    """As many as may be, none from memory: an answer to a list of trials is the same whatever was asked before."""
+    """At most as many as allowed, and without hidden state: the answer depends only on the list of trials."""
     trials, asked = [], []
     while (ask := strategy(goal).next(trials)) is not None:
         asked.append(ask)
@@ -114,7 +114,7 @@ def test_what_comes_next_does_not_depend_on_who_asks(goal):
 
 
 def asked_for(one):
-    """All that is asked for; more pressure and smaller sizes lose more, and 0.5 points may be lost."""
+    """All requested trials; more pressure and smaller sizes lose more, and the budget is 0.5 points."""
     trials = []
     while (ask := one.next(trials)) is not None:
         pressure, size = ask

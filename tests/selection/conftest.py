@@ -1,4 +1,4 @@
-"""The zoo is shared with tests/zoo."""
+"""Makes the zoo in tests/zoo importable."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Non-zeros after pruning, counted without it: against pruning and counting."""
+"""Non-zeros after pruning, predicted without pruning: against pruning and counting."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_it_is_what_pruning_leaves(name: str, dead: float) -> None:
     factory, inputs = ZOO[name]
     model, x = noisy(factory()), inputs()
     masks = random_masks(model, dead, 0.2, 0.2)
-    # Both trace the model for themselves. Which constants are multiples of each other is a matter of last bits, and about one
-    # trace in two hundred of the same numbers misses one (which then stays masked): so three tries.
+    # Both trace the model themselves. Which constants are multiples of each other depends on the last bits, and about one trace
+    # in two hundred of the same numbers misses one (which then stays masked): hence three tries.
     pairs = [(count_nonzero(model, x, masks), cost.measure(prune(model, x, masks=masks).eval(), x).nonzero) for _ in range(3)]
     assert any(counted == left for counted, left in pairs), pairs
     assert max(max(pair) for pair in pairs) < cost.measure(model, x).nonzero
@@ -31,7 +31,7 @@ def test_it_is_what_pruning_leaves(name: str, dead: float) -> None:
 def test_weights_of_units_that_go_do_not_count() -> None:
     model, x = noisy(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))), torch.randn(5, 3)
     masks = {name: torch.ones_like(model.get_submodule(name).weight, dtype=torch.bool) for name in ("0", "2")}
-    masks["2"][:, 1] = False  # its three weights are kept, and read by nobody
+    masks["2"][:, 1] = False  # its three weights are kept, but nothing reads it
     assert count_nonzero(model, x, masks) == 3 * 3 + 3 + 2 * 3 + 2
     masks["0"][0, 0] = False
     assert count_nonzero(model, x, masks) == 3 * 3 + 3 + 2 * 3 + 2 - 1

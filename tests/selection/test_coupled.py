@@ -33,7 +33,7 @@ class Residual(nn.Module):
 
 
 def alpha(layers: list[nn.Module], column: int) -> float:
-    """The definition: log of the sum of variances over the sum of squared means of all that reads a unit."""
+    """From the definition: log of the sum of variances over the sum of squared means of all weights that read a unit."""
     noise = sum(layer.log_sigma2[:, column].double().exp().sum().item() for layer in layers)
     signal = sum(layer.weight[:, column].double().square().sum().item() for layer in layers)
     return math.log(noise) - math.log(signal + 1e-8)
@@ -45,9 +45,9 @@ def test_a_stream_goes_or_stays_as_a_whole() -> None:
     with torch.no_grad():
         for _, layer in variational_layers(model):
             layer.log_sigma2.fill_(-4)
-        model.inner.log_sigma2[:, 0] = 4.0  # `inner` finds unit 0 irrelevant, `head` needs it: it stays for both
+        model.inner.log_sigma2[:, 0] = 4.0  # unit 0 is irrelevant for `inner`, but `head` needs it: it stays for both
         model.head.weight[:, 0] = 40.0
-        for layer in (model.inner, model.head):  # both find unit 2 irrelevant
+        for layer in (model.inner, model.head):  # unit 2 is irrelevant for both
             layer.log_sigma2[:, 2] = 5.0
     own, masks = relevance(model), coupled_relevance(model, torch.randn(2, 4))
     assert not own["inner"][:, 0].any() and own["head"][:, 0].all()
@@ -101,7 +101,7 @@ SHARES = ["weight", "input", "output", "layer"]
 def test_coupling_judges_one_side_and_leaves_the_rest(
     share: list[str], side: str, limits: dict[str, float] | None, held: bool, seed: int
 ) -> None:
-    """No weight stays that a share other than the judged side drops; units that stay keep all that these leave."""
+    """No weight stays that another share drops; units that stay keep everything that the other shares leave."""
     torch.manual_seed(seed)
     model = convert(Residual(), share=share)
     layers = dict(variational_layers(model))
@@ -155,7 +155,7 @@ def test_a_mask_that_a_layer_holds_is_kept_unless_a_threshold_is_asked_for():
             layer.log_sigma2[:, 0] = 12.0
     assert coupled_relevance(model, x).kept == relevance(model).kept == relevance(model).total
     assert coupled_relevance(model, x, threshold=3.0).kept < relevance(model).total
-    model.head.mask = None  # of one alone log alpha decides, by all that reads the unit
+    model.head.mask = None  # alone, log alpha of everything that reads the unit decides
     masks = coupled_relevance(model, x)
     assert not masks["head"][:, 0].any() and masks["head"][:, 1:].all() and masks["inner"].all()
 

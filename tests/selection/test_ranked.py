@@ -1,4 +1,4 @@
-"""Units that go beyond the dead: which, how many, at what cost, and that what is left is the masked model."""
+"""Removing units beyond the dead ones: which, how many, at what cost, and that the result is the masked model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from svdcompress.selection import Ranking, ranked
 
 
 def noisy(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Converted, with variances of all sizes, so that units differ."""
+    """A converted model with variances of all sizes, so that units differ."""
     torch.manual_seed(seed)
     model = convert(shake(model).eval())
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_what_is_left_is_the_masked_model_at_the_cost_that_was_told(name: str, g
     found = Ranking(model, x, masks, examples=[x, x] if "macs" in goal else None).at(goal)
     small = prune(model, x, masks=found.masks)
     left = cost.measure(small, x)
-    constants = name == "mobilenet-v3"  # of units that lose all that they read
+    constants = name == "mobilenet-v3"  # from units that lose everything they read
     assert left.parameters <= found.parameters if constants else left.parameters == found.parameters
     assert left.macs <= found.macs if constants else left.macs == found.macs
     (measure,) = goal
@@ -75,17 +75,17 @@ def test_what_is_left_is_the_masked_model_at_the_cost_that_was_told(name: str, g
     assert gap(outputs(small.eval(), fresh), outputs(masked(model, dict(found.masks)), fresh)) <= 1e-5
 
 
-# The order, against the obvious
+# The order, against brute force
 
 
 def units_of(model: nn.Sequential) -> list[tuple[str, int]]:
-    """Hidden units of a chain of Linear layers, by the layer that writes them."""
+    """The hidden units of a chain of Linear layers, by the layer that writes them."""
     names = [name for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
     return [(name, unit) for name in names[:-1] for unit in range(model.get_submodule(name).out_features)]
 
 
 def told_by_hand(model: nn.Sequential, masks: dict[str, Tensor], name: str, unit: int) -> float:
-    """Nats of the weights that write and read a hidden unit, one by one."""
+    """Nats of the weights that write and read a hidden unit, summed one by one."""
     names = [one for one, layer in model.named_children() if isinstance(layer, nn.Linear)]
     reader = names[names.index(name) + 1]
     total = 0.0
@@ -109,7 +109,7 @@ def without(model: nn.Sequential, masks: dict[str, Tensor], name: str, unit: int
 @pytest.mark.parametrize("measure", ["parameters", "macs"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_is_that_of_trying_every_unit_at_every_step(measure: str, seed: int) -> None:
-    """Cost by pruning and measuring, information by hand, everything anew at each step."""
+    """Costs by pruning and measuring, information by hand, everything recomputed at each step."""
     model = noisy(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), seed)
     x = torch.randn(3, 5)
     start = masks = everything(model)
@@ -143,11 +143,11 @@ def test_information_by_its_definition() -> None:
     torch.testing.assert_close(information(layer).double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)
 
 
-# What it keeps to
+# Constraints
 
 
 class Grouped(nn.Module):
-    """A convolution in two groups, whose second one is all noise."""
+    """A convolution in two groups; the second one is pure noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Grouped(nn.Module):
 def test_groups_of_a_convolution_lose_equally_many() -> None:
     model, x = noisy(Grouped()), torch.randn(2, 3, 5, 5)
     with torch.no_grad():
-        model.pairs.log_sigma2[6:] += 6  # the units of the second group are all less relevant
+        model.pairs.log_sigma2[6:] += 6  # all units of the second group are less relevant
         model.stem.log_sigma2[4:] += 6
     found = Ranking(model, x).at({"macs": 0.5})
     small = prune(model, x, masks=found.masks)
@@ -230,7 +230,7 @@ def test_goals_of_another_form_are_refused(goal: dict[str, float]) -> None:
 
 def test_a_graph_that_cannot_be_followed_keeps_its_masks_and_says_so() -> None:
     class Reads(nn.Module):
-        """Its layer's weight is read past the layer, too: no dense model computes what the masked one does."""
+        """Its layer's weight is also read directly: no smaller dense model computes the same as the masked one."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -246,7 +246,7 @@ def test_a_graph_that_cannot_be_followed_keeps_its_masks_and_says_so() -> None:
 
 
 def test_multiples_are_kept_by_the_most_relevant() -> None:
-    """Without rounding first, the units that it keeps would be any of those that were to go."""
+    """If rounding did not come first, the units it keeps would be arbitrary ones of those to be removed."""
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
     model, x = noisy(net), torch.randn(2, 6)
     masks = everything(model)

@@ -1,4 +1,4 @@
-"""Units ranked evenly over layers, and by what they have in single weights: against trying every unit at every step."""
+"""Units ranked evenly over layers, and by the information in single weights: against trying every unit at every step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_number_of_weights_takes_the_units_of_the_least_relevance_per_weight(s
 
 
 def test_layers_of_a_cheap_unit_are_not_emptied_by_an_even_rank() -> None:
-    """A narrow layer whose units are all worth little beside a wide one: the plain rank leaves it one unit."""
+    """A narrow layer with units of little value next to a wide one: the plain ranking leaves it only one unit."""
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 2))
     model, x = noisy(net), torch.randn(2, 6)
     with torch.no_grad():

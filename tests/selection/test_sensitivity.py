@@ -1,4 +1,4 @@
-"""How fast outputs change with a unit, against gates that are written into the network by hand."""
+"""How fast outputs change with a unit, against explicit gates in the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 5
 
 
 class Residual(nn.Module):
-    """A stream of channels that two blocks add to, as a ResNet's; in each block a layer of its own, behind normalisation."""
+    """A stream of channels that two blocks add to, as in a ResNet; each block has an inner layer with normalization."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Residual(nn.Module):
         return self.gated(x, x.new_ones(WIDTH), x.new_ones(WIDTH + 1))
 
     def gated(self, x: Tensor, stream: Tensor, inner: Tensor) -> Tensor:
-        """A gate stands before each reader of a unit."""
+        """The network with a gate before each reader of a unit."""
         h = F.relu(self.first(x))
         inside = F.relu(self.norm(self.into(h * stream[:, None, None]))) * inner[:, None, None]
         h = h + self.back(inside)
@@ -53,7 +53,7 @@ def made(outputs: int) -> tuple[Residual, Tensor]:
 
 
 def by_hand(model: Residual, x: Tensor, masks: Masks | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Root mean squares of the whole Jacobian, by central differences of each gate in double precision."""
+    """Root mean squares of the full Jacobian, by central differences of each gate in double precision."""
     model = copy.deepcopy(model).double()
     with torch.no_grad():
         for name in masks or ():
@@ -73,7 +73,7 @@ def by_hand(model: Residual, x: Tensor, masks: Masks | None = None) -> tuple[np.
 
 
 def by_package(model: Residual, x: Tensor, batches: list[Tensor], masks: Masks | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The same of the converted network, in the order of its units."""
+    """The same from the package for the converted network, in the order of its units."""
     converted = convert(copy.deepcopy(model))
     held = masks or as_masks(
         converted, {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(converted)}
@@ -102,7 +102,7 @@ def test_what_is_masked_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_of_many_outputs_it_is_that_of_all_of_them_whatever_the_batches(size: int) -> None:
-    """Projections are random, so many of them: 3 standard errors of a square are 8%, of its root 4%."""
+    """Projections are random, hence this many: 3 standard errors are 8% of a square and 4% of its root."""
     model, x = made(4)
     batches = list(x.split(size)) * (3000 * size // len(x))
     for found, wanted in zip(by_package(model, x, batches), by_hand(model, x), strict=True):
@@ -124,7 +124,7 @@ def test_the_model_and_the_random_numbers_stay_as_they_were() -> None:
 
 
 def test_units_of_no_effect_go_first_though_their_weights_are_known_well() -> None:
-    """The first units are never above 0, which information doesn't see; where all are alike, one in two goes."""
+    """The first units are never above 0, which information doesn't see; among equal units, one in two is removed."""
     torch.manual_seed(0)
     model = convert(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_units_of_no_effect_go_first_though_their_weights_are_known_well() -> No
 
 
 class Separable(nn.Module):
-    """A depthwise convolution between two others: it reads each channel, and what it writes is the same unit."""
+    """A depthwise convolution between two others: its input and output channels are the same units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,12 +151,12 @@ class Separable(nn.Module):
         return self.gated(x, x.new_ones(WIDTH))
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
-        """The gate stands where the channel is used at last."""
+        """The network with the gate at the channel's last use."""
         return self.out(self.depthwise(self.into(x)) * gate[:, None, None]).flatten(1)
 
 
 def test_a_channel_that_a_depthwise_convolution_reads_counts_once() -> None:
-    """The network is linear in the gate, so it is what removing the channel moves the output by."""
+    """The network is linear in the gate, so the sensitivity is the change of the output when the channel is removed."""
     torch.manual_seed(0)
     model, x = Separable().eval(), torch.randn(6, 2, 4, 4)
     model.requires_grad_(False)
@@ -184,7 +184,7 @@ def test_what_tells_nothing_is_an_error() -> None:
 
 
 def test_a_model_visits_the_device_and_its_examples_only_for_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace, the sizes and the weights' worth are those of where it was; a GPU is played by notes of where it is sent."""
+    """Tracing, sizes and the weights' scores are computed where the model was; a record of the moves stands in for a GPU."""
     model, x = made(2)
     converted = convert(model)
     sent: list[str] = []

@@ -1,4 +1,4 @@
-"""What a run reports as its threshold is what was used."""
+"""The threshold that a run reports is the one that was used."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_the_curve_counts_non_zeros_whatever_the_posterior_keeps_its_variances_i
 
 
 class OneBatch:
-    """Examples of which `check_some_left` takes the first batch."""
+    """Examples from which `check_some_left` takes the first batch."""
 
     def batches(self, size):
         yield torch.randn(4, 6), torch.zeros(4)

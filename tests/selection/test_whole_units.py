@@ -1,4 +1,4 @@
-"""Masks of whole units against the words: a weight stays if its output and its input each have one that does."""
+"""Masks of whole units against their definition: a weight stays if its output and its input each have a weight that stays."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def test_each_weight_by_the_words(layer, groups, transposed):
     found = whole_units(model, {name: mask})[name]
     first, second = shape[0] // groups, shape[1]
     for i, j in itertools.product(range(shape[0]), range(second)):
-        part = mask[i // first * first : (i // first + 1) * first]  # of the same group
+        part = mask[i // first * first : (i // first + 1) * first]  # in the same group
         assert bool(found[i, j].all()) == bool(found[i, j].any()) == bool(mask[i].any() and part[:, j].any())
     assert 0 < int(found.sum()) < found.numel() and bool((found | ~mask).all())
 

@@ -1,4 +1,4 @@
-"""Data that are read as needed: checked and converted batch by batch, by as many processes as make sense."""
+"""Data read on demand: checked and converted batch by batch, by as many processes as make sense."""
 
 import os
 
@@ -93,12 +93,12 @@ def test_columns_become_vectors_and_doubles_floats(opened):
             {"at": 5, "value": -1},
             r"data\.target: .*mine\.py:labels: label -1 in row 5 \(train\) is out",
         ),
-        ("labels", "classification", {"kind": "float32", "at": 5, "value": 0.5}, r"0\.5 in row 5 \(train\) is no class"),
+        ("labels", "classification", {"kind": "float32", "at": 5, "value": 0.5}, r"0\.5 in row 5 \(train\) is not a class"),
         (
             "labels",
             "classification",
             {"kind": "float32", "at": 18, "value": "inf"},
-            r"inf in row 18 \(test\) is no class",
+            r"inf in row 18 \(test\) is not a class",
         ),
         ("labels", "binary", {}, r"2\.0 in row 14 \(validation\) is neither 0 nor 1"),
         (
@@ -119,13 +119,13 @@ def test_what_is_wrong_in_a_batch_is_said_with_its_row(opened, factory, task, ar
 def test_what_is_wrong_with_the_first_examples_is_said_on_opening(opened):
     with pytest.raises(DataError, match="label -7 in row 0"):
         opened("labels", at=0, value=-7)
-    with pytest.raises(DataError, match=r"words: the targets of a batch are no numbers: .*'cat'"):
+    with pytest.raises(DataError, match=r"words: the targets of a batch are not numbers: .*'cat'"):
         opened("words")
 
 
 def test_labels_are_held_to_the_models_outputs(opened):
     data = opened("labels", at=9, value=5)
-    read(data)  # nobody has said how many classes there are
+    read(data)  # the number of classes was not given
     check_labels(data, 4)
     with pytest.raises(DataError, match=r"label 5 in row 9 \(train\) is out of range 0 to 3: the model has 4 outputs"):
         read(data)
@@ -172,7 +172,7 @@ def test_datasets_are_read_by_processes_where_there_are_many_examples(opened, mo
     assert opened("many", workers=None).train.workers == 3
     assert opened("many", workers=1).train.workers == 1
     assert opened("labels", workers=None).train.workers == 0
-    assert opened("loader", workers=None, sampler="none").train.workers == 0  # as the DataLoader says
+    assert opened("loader", workers=None, sampler="none").train.workers == 0  # as in the DataLoader
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
     assert opened("many", workers=None).train.workers == 0
 
@@ -195,5 +195,5 @@ def test_pairs_that_do_not_fit_and_lists(opened):
 
 def test_arguments_for_what_is_no_function(opened):
     assert len(opened("fixed").train) == 14
-    with pytest.raises(DataError, match=r"data\.args: .*mine\.py:fixed is a Rows, no function"):
+    with pytest.raises(DataError, match=r"data\.args: .*mine\.py:fixed is a Rows, not a function"):
         opened("fixed", size=3)

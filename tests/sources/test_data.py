@@ -1,4 +1,4 @@
-"""Data of every kind, split, checked and transformed; and what is said of bad data."""
+"""Data of every kind, split, checked and transformed; and the errors for bad data."""
 
 import gzip
 import struct
@@ -114,7 +114,7 @@ ZEROS = np.zeros((20, 3), np.float32)
         (ZEROS[:0], np.zeros(0, np.int64), "classification", "no examples"),
         (nan_at(7, 1), np.zeros(20, np.int64), "classification", "nan in row 7, position [1]"),
         (ZEROS, np.where(np.arange(20) == 5, -1, 0), "classification", "label -1 in row 5 (train) is out of range"),
-        (ZEROS, np.where(np.arange(20) == 5, 0.5, 0), "classification", "0.5 in row 5 (train) is no class"),
+        (ZEROS, np.where(np.arange(20) == 5, 0.5, 0), "classification", "0.5 in row 5 (train) is not a class"),
         (ZEROS, np.where(np.arange(20) == 5, np.nan, 0), "regression", "nan in row 5"),
         (ZEROS, np.where(np.arange(20) == 5, 2, 0), "binary", "2.0 in row 5 (train) is neither 0 nor 1"),
         (ZEROS, np.zeros(19, np.int64), "classification", "20 inputs, but 19 targets"),
@@ -168,7 +168,7 @@ def test_parquet_is_read_as_csv_is(tmp_path):
         ("a,b\n1,2\n3,4\n", {"target": "c"}, "data.target: PATH has no column 'c'; it has a, b"),
         ("a,b\n1,0\n,1\n", {"target": "b"}, "data.features: PATH: column 'a': no value (NaN) in row 1"),
         ("a,b\n1,0\n2,\n", {"target": "b"}, "data.target: PATH: column 'b': no value (NaN) in row 1"),
-        ("a,b\n1,0\n2,1.5\n", {"target": "b"}, "holds 1.5 in row 1, which is no class; a regression? --loss mse"),
+        ("a,b\n1,0\n2,1.5\n", {"target": "b"}, "holds 1.5 in row 1, which is not a class; for a regression, use --loss mse"),
         ("a,b\n1,0\ninf,1\n", {"target": "b"}, "column 'a': infinite in row 1"),
         ("a,b\n", {"target": "b"}, "no rows"),
         ("", {"target": "b"}, "not a readable csv file"),
@@ -247,7 +247,7 @@ def test_cifar_as_binary_records_and_as_archives_of_images(tmp_path):
     data = opened(name=f"cifar10:{tmp_path}")
     assert data.test.inputs.shape == (20, 3, 32, 32)
     assert torch.equal(data.test.inputs[3, 1, 0, :4], torch.from_numpy(records[3, 1 + 1024 : 1 + 1028]) / 255)
-    for names, message in ((b"cat \xff", "batches.meta.txt: cannot be read"), (b"cat dog", "label 9, and .* names 2 classes")):
+    for names, message in ((b"cat \xff", "batches.meta.txt: cannot be read"), (b"cat dog", "label 9, but .* names 2 classes")):
         (tmp_path / "batches.meta.txt").write_bytes(names)
         with pytest.raises(DataError, match=message):
             opened(name=f"cifar10:{tmp_path}")
@@ -278,7 +278,7 @@ def test_cifar_100_has_its_fine_labels(tmp_path):
     data = opened(name=f"cifar100:{tmp_path}")
     assert (data.outputs, data.classes[99], data.test.targets.tolist()) == (100, "kind_99", list(range(88, 93)))
     assert torch.equal(data.test.inputs[4, 2, 31, 30:], torch.from_numpy(records[4, -2:]) / 255)
-    with pytest.raises(DataError, match=r"data\.image_size: the images of .* are 32x32; a transform"):
+    with pytest.raises(DataError, match=r"data\.image_size: the images of .* are 32x32; resize them with a transform"):
         opened(name=f"cifar100:{tmp_path}", image_size=(64, 64))
     (folder / "test.bin").write_bytes(bytes(3073))
     with pytest.raises(DataError, match=r"test\.bin: 3073 bytes are not whole CIFAR-100 records of 3074"):

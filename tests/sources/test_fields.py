@@ -1,4 +1,4 @@
-"""Fields of the data section that would do nothing are refused, naming those that know them."""
+"""Fields of the data section that would have no effect are refused, naming the sources that use them."""
 
 import numpy as np
 import pytest
@@ -29,10 +29,10 @@ from svdcompress.sources._readers import KNOWN
             {},
             r"unknown source 'data\.pt'; save it as npz, with arrays x and y .*, or write a function .*: --data \./data",
         ),
-        (None, {"target": "y"}, r"no data are named"),
+        (None, {"target": "y"}, r"no data source is named"),
         ("mine.data:make", {"target": "y"}, r"data\.target: mine\.data:make does not know"),
         ("csv:x.csv", {"args": {"nonsense": 3}}, r"data\.args: tables know tokenizer, max_length, text, not 'nonsense'"),
-        ("csv:x.csv", {"args": {"max_length": 3}}, r"data\.args\.max_length: is for text; name its tokenizer"),
+        ("csv:x.csv", {"args": {"max_length": 3}}, r"data\.args\.max_length: applies to text only; also name its tokenizer"),
     ],
 )
 def test_a_field_that_would_do_nothing_is_refused(name, fields, said):
@@ -70,7 +70,7 @@ def test_several_columns_to_predict(tmp_path):
     assert (data.outputs, data.train.targets.shape, data.test.targets.shape) == (2, (18, 2), (6, 2))
     assert data.preprocessing["columns"] == ["a", "b", "w"]
     assert data.train.inputs.shape[1] == 3
-    with pytest.raises(DataError, match=r"data\.target: u, v: several columns are for mse"):
+    with pytest.raises(DataError, match=r"data\.target: u, v: several columns need mse"):
         open_data(section, "classification")
     with pytest.raises(DataError, match=r"in row 0, position \[0\] \(train\) is neither"):
         open_data(section, "binary")

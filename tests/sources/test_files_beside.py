@@ -1,4 +1,4 @@
-"""A user's file that imports the files beside it."""
+"""A user's file that imports other files in its folder."""
 
 import sys
 import warnings
@@ -35,7 +35,7 @@ def test_a_file_imports_what_is_beside_it_at_once_and_later(tmp_path):
     )
     before = [*sys.path]
     assert import_name(name, DataError, "data.name")() == 3
-    assert sys.path == [*before, str(tmp_path)]  # the last one
+    assert sys.path == [*before, str(tmp_path)]  # last in the path
     assert import_name(name, DataError, "data.name")() == 3 and sys.path.count(str(tmp_path)) == 1
 
 
@@ -70,8 +70,10 @@ def test_another_module_of_the_name_is_told_of(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert import_name(first, DataError, "data.name")() == 1
-    with pytest.warns(UserWarning, match=r"one\.py: import svdc_twice gave .*a.svdc_twice\.py, not .*b.svdc_twice\.py: rename"):
+    with pytest.warns(
+        UserWarning, match=r"one\.py: import svdc_twice loaded .*a.svdc_twice\.py instead of .*b.svdc_twice\.py: rename"
+    ):
         import_name(second, DataError, "data.name")
     third = write(tmp_path / "c", one="import json\nmake = json.dumps\n", json="")
-    with pytest.warns(UserWarning, match=r"import json gave .*not .*c.json\.py: rename"):  # what is installed goes first
+    with pytest.warns(UserWarning, match=r"import json loaded .* instead of .*c.json\.py: rename"):  # the installed module wins
         import_name(third, DataError, "data.name")

@@ -1,4 +1,4 @@
-"""Hugging Face's data sets saved in a folder: images, text, numbers; and that predict reads files as the training did."""
+"""Hugging Face data sets saved in a folder: images, text, numbers; and that predict reads files as in training."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def saved(path, columns, **splits):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A folder of 12 pictures, grey of 8 and 16 bits and in colour, and the data set of the same."""
+    """A folder of 12 pictures, in 8-bit and 16-bit gray and in color, and a data set with the same content."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     arrays = [rng.integers(0, 256, (9, 7, 3), dtype=np.uint8) for _ in range(4)]
@@ -106,7 +106,7 @@ def test_text_is_predicted_from_tables(tmp_path):
         (
             {"a": [[1.0], [1.0, 2.0]] * 5, "label": [0, 1] * 5},
             "classification",
-            r"data\.features: .*'a' is no array of numbers",
+            r"data\.features: .*'a' is not an array of numbers",
         ),
         (
             {"a": [1.0, 2.0] * 5, "label": [{"x": 1}] * 10},

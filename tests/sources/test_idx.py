@@ -1,4 +1,4 @@
-"""IDX files by other names than MNIST's, and several sets in one place."""
+"""IDX files with other names than MNIST's, and several sets in one folder."""
 
 import gzip
 import struct
@@ -69,5 +69,5 @@ def test_what_is_missing_is_named_and_where_it_comes_from(tmp_path):
 def test_labels_of_another_shape(tmp_path):
     write_set(tmp_path)
     write(tmp_path / "train-labels-idx1-ubyte", np.zeros((20, 8)))
-    with pytest.raises(DataError, match=r"of the shapes \(20, 4, 5\) and \(20, 8\)"):
+    with pytest.raises(DataError, match=r"have the shapes \(20, 4, 5\) and \(20, 8\)"):
         opened(tmp_path)

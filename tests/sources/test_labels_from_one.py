@@ -1,4 +1,4 @@
-"""Labels that count from 1, labels that given weights cannot have, and images with their channels last."""
+"""Labels that count from 1, labels outside the classes of given weights, and images with channels last."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from svdcompress.pipeline import check_model
 from svdcompress.recipe import DataSection, load_recipe
 from svdcompress.sources import FromDataset, InMemory, check_labels, open_data
 
-SAID = "the labels seem to count from 1: subtract 1, as the first class is 0"
+SAID = "the labels seem to start at 1: subtract 1, because the first class is 0"
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_given_weights_do_not_fit_another_number_of_outputs(opened):
     labels = np.arange(60) % 5
     with pytest.raises(DataError, match="4 outputs; add --model-arg outputs=5"):
         tried(opened(labels), nn.Linear(4, 4))
-    with pytest.raises(DataError, match="add --model-arg outputs=5"):  # a new head
+    with pytest.raises(DataError, match="add --model-arg outputs=5"):  # for a new head
         tried(opened(labels), nn.Linear(4, 4), "weights={file: w.pt, trained: false}")
-    with pytest.raises(DataError, match=r"4 outputs; its weights \(w\.pt\) are for as many\. Are they for the cl") as error:
+    with pytest.raises(DataError, match=r"4 outputs; its weights \(w\.pt\) are for that many\. Do they belong") as error:
         tried(opened(labels), nn.Linear(4, 4), "weights=w.pt")
     assert "model-arg" not in str(error.value)
-    with pytest.raises(DataError, match=r"1 output; a regression\? --loss mse\. A yes-or-no question\? --loss binary$"):
+    with pytest.raises(DataError, match=r"1 output; for a regression use --loss mse, .* question --loss binary$"):
         tried(opened(labels), nn.Linear(4, 1), "weights=w.pt")
 
 

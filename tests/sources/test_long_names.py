@@ -1,4 +1,4 @@
-"""Names longer than the file system takes: a file that is not there, wherever it was named."""
+"""Names longer than the file system allows count as missing files, wherever they are given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = "x" * 300
 def test_in_an_index_of_shards(tmp_path):
     index = {"metadata": {}, "weight_map": {"weight": f"{LONG}.safetensors"}}
     (tmp_path / "m.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="which is not beside it"):
+    with pytest.raises(CheckpointError, match="which is not in the same folder"):
         load_weights(nn.Linear(2, 2), tmp_path / "m.safetensors.index.json")
 
 

@@ -1,4 +1,4 @@
-"""Names of models to models: factories, packages that may be missing, folders of transformers."""
+"""Models by name: factories, packages that may be missing, transformers folders."""
 
 import copy
 import json
@@ -63,7 +63,7 @@ def test_a_factory_is_not_taken_for_trained():
 
 
 class Elsewhere(nn.Linear):
-    """A layer that lies on another device until it is moved."""
+    """A layer that is on another device until it is moved."""
 
     def cpu(self):
         self.moved = True
@@ -71,7 +71,7 @@ class Elsewhere(nn.Linear):
 
 
 def test_a_model_is_made_on_the_cpu_wherever_its_factory_makes_it(monkeypatch):
-    """What is read into it later, as a search does, would lie there too, and the examples would not."""
+    """Otherwise state loaded later, as in a search, would be on that device too, but not the examples."""
     fake(monkeypatch, "somewhere", make=lambda: Elsewhere(2, 2), nowhere=lambda: nn.Linear(2, 2, device="meta"))
     assert make("somewhere:make")[0].moved
     with pytest.raises(ModelError, match="somewhere:nowhere has weights on the meta device, without values"):
@@ -79,7 +79,7 @@ def test_a_model_is_made_on_the_cpu_wherever_its_factory_makes_it(monkeypatch):
 
 
 def test_lazy_layers_are_called_once_before(monkeypatch):
-    """A run would train them, and then could not open its own files."""
+    """Otherwise a run would train them and then could not open its own files."""
 
     def called():
         model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
@@ -87,14 +87,14 @@ def test_lazy_layers_are_called_once_before(monkeypatch):
         return model
 
     fake(monkeypatch, "lazily", make=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), called=called)
-    with pytest.raises(ModelError, match=r"lazily:make has layers without shapes \(1\), .* call it on a batch"):
+    with pytest.raises(ModelError, match=r"lazily:make has lazy layers without shapes \(1\): call it on a batch"):
         make("lazily:make")
     assert make("lazily:called")[0][1].in_features == 8
 
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
-    """(folder, model) of a small ViT, as a user saves one."""
+    """(folder, model) of a small ViT, as users save one."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -151,7 +151,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path, vit, monkeypatch):
         raise OSError("the hub cannot be reached")
 
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
-    with pytest.raises(ModelError, match=r"the hub cannot be reached \(and there is no folder my-vit below the current one\)"):
+    with pytest.raises(ModelError, match=r"the hub cannot be reached \(and the current folder contains no folder my-vit\)"):
         make("hf:my-vit")
     with pytest.raises(ModelError, match=r"model\.args\.auto: transformers has no class 'AutoFoo'"):
         make(f"hf:{vit[0]}", auto="AutoFoo")

@@ -1,4 +1,4 @@
-"""Columns of numbers: what float32 loses of targets, and texts among them."""
+"""Columns of numbers: what float32 loses of targets, and text among the numbers."""
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ def test_targets_whose_differences_float32_loses_are_told(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=400), "t": 1.7e8 + rng.normal(0, 50, 400), "u": rng.normal(5, 1, 400)})
     (line,) = read(tmp_path / "x.csv", frame, "t").warnings
-    assert line.startswith("data.target: column 't': of 400 different values ") and "take off what they have in common" in line
+    assert line.startswith("data.target: column 't': of 400 different values ") and "subtract a common offset" in line
     assert (
         len(read(tmp_path / "x.csv", frame, "t, u").warnings) == 1
         and not read(tmp_path / "x.csv", frame[["a", "u"]], "u").warnings
@@ -45,7 +45,7 @@ PREPROCESSING = {"columns": ["a", "kind"], "categories": {"kind": ["big", "small
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.csv", "a;kind\n1;big\n", "has no column 'a'; it has a;kind, which ';' seems to separate"),
+        ("x.csv", "a;kind\n1;big\n", "has no column 'a'; it has a;kind, apparently separated by ';'"),
         ("x.csv", "b,kind\n1,big\n", "has no column 'a'; it has b, kind"),
         ("x.csv", "a,kind\n1,tiny\n", "'tiny' does not occur in training \\(big, small do\\); leave such rows out"),
         (

@@ -1,4 +1,4 @@
-"""Which examples choose, and which are asked last: what is named is what is taken, or it is said."""
+"""Which examples are used for choices and which for the final test: as named, or with a warning."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from svdcompress.sources.given import given
 
 
 def arrays(path, **sizes):
-    """An npz file with so many examples of each split; the inputs tell them apart."""
+    """An npz file with the given number of examples in each split; the inputs tell them apart."""
     rng, content = np.random.default_rng(0), {}
     for index, (split, count) in enumerate(sizes.items()):
         content[f"x_{split}"] = rng.normal(10 * index, 0.1, (count, 3)).astype(np.float32)
@@ -31,9 +31,9 @@ def level(examples):
 def test_a_table_is_no_validation_data_of_arrays(tmp_path):
     name = arrays(tmp_path / "a.npz", train=40, test=20)
     (tmp_path / "held.csv").write_text("a,b,c,y\n1,2,3,0\n4,5,6,1\n")
-    with pytest.raises(DataError, match=r"data\.validation: csv:.*held\.csv is a table, and npz:.* is none.*test:50%"):
+    with pytest.raises(DataError, match=r"data\.validation: csv:.*held\.csv is a table, but npz:.* is not.*test:50%"):
         opened(name, validation=f"csv:{tmp_path / 'held.csv'}")
-    with pytest.raises(DataError, match="is a table, and digits is none"):
+    with pytest.raises(DataError, match="is a table, but digits is not"):
         opened("digits", validation="csv:held.csv")
 
 
@@ -56,12 +56,12 @@ def test_a_share_that_does_nothing_is_told(tmp_path):
     name = arrays(tmp_path / "a.npz", train=40, validation=12, test=20)
     lines = opened(name, validation=0.3, test_share=0.5).warnings
     assert [line.partition(":")[0] for line in lines] == ["data.test_share", "data.validation"]
-    assert all("does nothing" in line for line in lines)
+    assert all("has no effect" in line for line in lines)
     assert opened(name).warnings == [] == opened(arrays(tmp_path / "b.npz", train=40), validation=0.3, test_share=0.5).warnings
 
 
 def test_a_limit_takes_examples_of_all_classes(tmp_path):
-    labels = np.arange(400) // 40  # in the order of the classes, as a folder of images has them
+    labels = np.arange(400) // 40  # in class order, as in a folder of images
     np.savez(tmp_path / "a.npz", x=np.arange(1200).reshape(400, 3).astype(np.float32), y=labels)
     name = f"npz:{tmp_path / 'a.npz'}"
     data = opened(name, limit=100)
@@ -70,7 +70,7 @@ def test_a_limit_takes_examples_of_all_classes(tmp_path):
     again = opened(name, limit=100)
     assert torch.equal(again.train.inputs, data.train.inputs)
     assert not torch.equal(opened(name, limit=100, split_seed=1).train.inputs, data.train.inputs)
-    last = opened(name, limit=100, split="tail")  # as of a series, whose order counts
+    last = opened(name, limit=100, split="tail")  # as for a series, whose order matters
     assert int(last.test.inputs.max()) == 299 and last.train.targets.unique().tolist() == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""Text for language models: tables with a tokenizer, and Hugging Face's data sets."""
+"""Text for language models: tables with a tokenizer, and Hugging Face data sets."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """The folder of a tokenizer of a few words."""
+    """A folder with a tokenizer of a few words."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
@@ -67,7 +67,7 @@ def test_texts_that_are_cut_are_told_of(reviews, tokenizer, tmp_path):
     config = json.loads((short / "tokenizer_config.json").read_text())
     (short / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 5}))
     data = opened(reviews, tokenizer=str(short))
-    assert data.train.inputs["input_ids"].shape[1] == 5  # less than 128, as the tokenizer says
+    assert data.train.inputs["input_ids"].shape[1] == 5  # below 128, as in the tokenizer
     assert "the longest has 6 (model_max_length: 5; more than the tokenizer's model takes)" in data.warnings[0]
     (said,) = opened(reviews, tokenizer=str(short), max_length=7).warnings
     assert "7 tokens, but the tokenizer's model_max_length is 5" in said
@@ -78,7 +78,7 @@ def test_what_is_wrong_with_text_is_said(reviews, tokenizer, tmp_path):
         opened(reviews, tokenizer="./nowhere")
     with pytest.raises(DataError, match=rf"data\.args\.tokenizer: {tmp_path}: "):
         opened(reviews, tokenizer=str(tmp_path))
-    with pytest.raises(DataError, match=r"data\.args\.max_length: 0 is no number"):
+    with pytest.raises(DataError, match=r"data\.args\.max_length: 0 is not a number"):
         opened(reviews, tokenizer=tokenizer, max_length=0)
     with pytest.raises(DataError, match="not 'tokeniser'"):
         opened(reviews, tokeniser=tokenizer)
@@ -97,7 +97,7 @@ def _without_text(reviews, folder):
 
 
 def changed(tokenizer, folder, file, **changes):
-    """The folder of a tokenizer with a file's values changed."""
+    """A copy of the tokenizer's folder with some values of a file changed."""
     shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
     content = json.loads((folder / file).read_text())
     for name, value in changes.items():
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_names_files_as_its_words_is_refused(reviews, tokenizer
     folder = changed(tokenizer, tmp_path / "t", "tokenizer.json", **{f"model__{key}": "/dev/zero"})
     with pytest.raises(DataError, match=rf"tokenizer\.json: {key} is text \(/dev/zero\), not the words"):
         opened(reviews, tokenizer=folder)
-    text = (tmp_path / "t" / "tokenizer.json").read_text()  # the key twice, the harmless one last
+    text = (tmp_path / "t" / "tokenizer.json").read_text()  # the key appears twice, the harmless one last
     (tmp_path / "t" / "tokenizer.json").write_text(text.replace('"/dev/zero"', f'"/dev/zero", "{key}": {{"[UNK]": 0}}'))
     with pytest.raises(DataError, match=rf"{key} is text"):
         opened(reviews, tokenizer=folder)
@@ -135,7 +135,7 @@ def test_a_tokenizer_that_names_files_outside_of_its_folder_is_refused(reviews, 
 @pytest.mark.parametrize("length", ["many", [3], {"a": 1}, -5, True])
 def test_a_longest_text_that_is_no_number_is_refused(reviews, tokenizer, tmp_path, length):
     folder = changed(tokenizer, tmp_path / "t", "tokenizer_config.json", model_max_length=length)
-    with pytest.raises(DataError, match=r"its model_max_length is .*, which is no number of tokens"):
+    with pytest.raises(DataError, match=r"its model_max_length is .*, which is not a number of tokens"):
         opened(reviews, tokenizer=folder, max_length=6)
 
 

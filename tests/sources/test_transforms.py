@@ -1,4 +1,4 @@
-"""Transforms and augmentation that do not fit are refused when the data are opened, by field, step and shape."""
+"""Unsuitable transforms and augmentation are refused when the data are opened, naming the field, the step and the shape."""
 
 import pytest
 import torch

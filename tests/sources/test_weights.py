@@ -1,4 +1,4 @@
-"""The user's own weights: every way to give them, and every way in which they may be wrong."""
+"""The user's own weights: every way to pass them, and every way in which they may be wrong."""
 
 import json
 
@@ -61,11 +61,11 @@ def test_a_prefix_that_no_name_has_is_told(tmp_path, trained):
     notes = []
     assert same(load_weights(make(), tmp_path / "w.pt", "nonsense.", notes), trained)
     assert notes == start_from(make(), tmp_path / "w.pt", "nonsense.")
-    assert notes == ["weights: no name in w.pt begins with 'nonsense.', so none is stripped (the first is 0.weight)"]
+    assert notes == ["weights: no name in w.pt begins with 'nonsense.', so nothing is stripped (the first name is 0.weight)"]
     torch.save({f"net.{k}": v for k, v in trained.state_dict().items()}, tmp_path / "n.pt")
     assert start_from(make(), tmp_path / "n.pt", "net.") == []
     with pytest.raises(
-        CheckpointError, match=r"missing(.|\n)*begins with 'ne\.', so none is stripped \(the first is net\.0\.wei"
+        CheckpointError, match=r"missing(.|\n)*begins with 'ne\.', so nothing is stripped \(the first name is net\.0\.wei"
     ):
         load_weights(make(), tmp_path / "n.pt", "ne.")
 
@@ -82,7 +82,7 @@ def test_other_weights_in_the_file_are_told_with_the_way_to_take_them(tmp_path, 
     average, notes = make(), []
     torch.save(wrap(trained.state_dict(), average.state_dict()), tmp_path / "w.pt")
     assert same(load_weights(make(), tmp_path / "w.pt", notes=notes), trained)
-    assert notes == start_from(make(), tmp_path / "w.pt") and "is in w.pt, too" in notes[0]
+    assert notes == start_from(make(), tmp_path / "w.pt") and "w.pt also contains" in notes[0]
     expression = notes[0].partition("torch.save(")[2].removesuffix(", 'other.pt')")
     assert expression == f"torch.load('w.pt', weights_only=True){place}"
     torch.save(eval(expression.replace("w.pt", str(tmp_path / "w.pt"))), tmp_path / "other.pt")
@@ -90,7 +90,7 @@ def test_other_weights_in_the_file_are_told_with_the_way_to_take_them(tmp_path, 
 
 
 class Turned(nn.Module):
-    """Its layer was stored under another name and on its side once."""
+    """Renames and transposes the tensors of an older file in its own hook."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ def test_sharded_weights_by_index_or_folder(tmp_path, trained):
     assert same(load_weights(make(), index), trained)
     assert same(load_weights(make(), tmp_path), trained)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"names b\.safetensors, which is not beside it"):
+    with pytest.raises(CheckpointError, match=r"names b\.safetensors, which is not in the same folder"):
         load_weights(make(), index)
 
 
@@ -183,9 +183,12 @@ BAD = {
     "missing.pt": (lambda path, trained: None, "no such file"),
     "empty.pt": (lambda path, trained: path.write_bytes(b""), "the file is empty"),
     "text.pt": (lambda path, trained: path.write_text("these are no weights\n" * 9), "not a PyTorch file"),
-    "text.safetensors": (lambda path, trained: path.write_text("these are no weights\n" * 9), "not a whole safetensors file"),
+    "text.safetensors": (
+        lambda path, trained: path.write_text("these are no weights\n" * 9),
+        "not a complete safetensors file",
+    ),
     "cut.pt": (truncated, "truncated, or not a PyTorch file"),
-    "cut.safetensors": (truncated_safetensors, "not a whole safetensors file"),
+    "cut.safetensors": (truncated_safetensors, "not a complete safetensors file"),
     "evil.pt": (lambda path, trained: torch.save({"state_dict": Evil()}, path), "could run code; it is not read"),
     "module.pt": (lambda path, trained: torch.save(trained, path), "could run code; it is not read"),
     "nothing.pt": (lambda path, trained: torch.save({"epoch": 3}, path), "no weights found in it (it holds: epoch)"),

@@ -1,4 +1,4 @@
-"""A teacher is asked once where its answers stay the same: the training is that in which it is asked in each step."""
+"""A teacher whose answers stay the same is asked once; the training equals one that asks it in each step."""
 
 import copy
 
@@ -32,7 +32,7 @@ def settings(**fields):
 
 
 class Counted(nn.Module):
-    """A teacher that counts the examples that it is asked."""
+    """A teacher that counts the examples it is asked about."""
 
     def __init__(self, net, answer=lambda logits: logits):
         super().__init__()
@@ -117,7 +117,7 @@ def bound_to_a_batch(logits):
         ({"epochs": 1}, Counted(net(5))),
         ({"layers": 1.0}, Counted(net(5))),
         ({"most": 61 * 2 * 4 - 1}, Counted(net(5))),
-        ({}, Counted(nn.Sequential(net(5), Fresh()))),  # chances of its own
+        ({}, Counted(nn.Sequential(net(5), Fresh()))),  # its own randomness
         ({}, Counted(nn.Sequential(net(5), nn.BatchNorm1d(2, track_running_stats=False)))),
         ({}, Counted(net(5), bound_to_a_batch)),
         ({}, Counted(net(5), lambda logits: {"logits": logits, "loss": logits.sum()})),
@@ -129,7 +129,7 @@ def test_it_is_asked_in_each_step_where_answers_change_or_count_once(changed, te
     monkeypatch.setattr(_ask, "MOST_BYTES", changed.pop("most", 2**29))
     data = examples(augment=changed.pop("augment", None))
     distill = Distillation(weight=0.7, layers=changed.pop("layers", 0.0))
-    once = "named" in request.node.name  # the control: nothing stands against it
+    once = "named" in request.node.name  # the control: nothing prevents asking once
     fit(net(), data, LOSS, settings(**changed), teacher=teacher, distill=distill, device="cpu")
     epochs = changed.get("epochs", 3)
     assert (teacher.asked < epochs * 61) == once
@@ -142,7 +142,7 @@ def test_rounding_is_no_change():
 
 
 def test_a_stopped_fit_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # save after each epoch
 
     def run(name, stop=lambda: False):
         model, more = net(), {"teacher": net(5), "distill": SOFT, "device": "cpu", "state": tmp_path / name}
@@ -157,7 +157,7 @@ def test_a_stopped_fit_goes_on_to_the_same_bits(tmp_path, monkeypatch):
 
 
 def test_a_stop_is_heard_while_the_teacher_is_asked(tmp_path):
-    with pytest.raises(Interrupted, match=r"before it went on. The state before it is kept in .*fit\.pt"):
+    with pytest.raises(Interrupted, match=r"before its next epoch. The state before that is kept in .*fit\.pt"):
         state = {"state": tmp_path / "fit.pt"}
         fit(net(), examples(), LOSS, settings(), teacher=net(5), distill=SOFT, device="cpu", stop=lambda: True, **state)
 
@@ -166,11 +166,11 @@ def test_several_fits_with_one_teacher_ask_once_in_all():
     held, teacher, models = {}, Counted(net(5)), []
     for one in (held, None):
         model = net()
-        for stage in ("a", "b"):  # of one epoch each, as the parts of a search are
+        for stage in ("a", "b"):  # one epoch each, like the parts of a search
             more = {"stage": stage, "teacher": teacher, "distill": SOFT, "device": "cpu", "held": one}
             fit(model, examples(), LOSS, settings(epochs=1), **more)
         models.append(model)
         assert teacher.asked == (61 + 8 if one is held else 61 + 8 + 2 * 61)
     assert torch.allclose(weights(models[0]), weights(models[1]), atol=1e-6)
     fit(net(), examples(), LOSS, settings(epochs=1, batch_size=20), teacher=teacher, distill=SOFT, device="cpu", held=held)
-    assert teacher.asked == 61 + 8 + 2 * 61 + 61 + 10  # of other batches, so that a run that goes on has the same bits
+    assert teacher.asked == 61 + 8 + 2 * 61 + 61 + 10  # for other batches, so that a resumed run has the same bits

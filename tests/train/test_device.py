@@ -1,4 +1,4 @@
-"""Where a run takes place: devices that are not there, and launches that divide the weights."""
+"""Where a run takes place: missing devices, and launches that divide the weights."""
 
 import os
 
@@ -57,7 +57,7 @@ def test_names_of_before_warn_and_work():
 
 
 def test_an_accelerator_of_the_callers_is_as_it_was_after_a_fit(monkeypatch):
-    """accelerate keeps its state once per process: ours would stay in the caller's loop, and on their next device."""
+    """accelerate keeps its state once per process: ours would leak into the caller's loop and onto their next device."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 

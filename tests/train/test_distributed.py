@@ -120,7 +120,7 @@ def test_each_rank_draws_its_own_noise(tmp_path):
 
 @pytest.mark.slow
 def test_parameters_without_a_gradient_and_uneven_groups_of_batches_end_as_in_one_process(tmp_path):
-    """5 batches of 16 over all processes, two at a time: the last one stands alone."""
+    """5 batches of 16 over all processes, two at a time: the last one is alone."""
     (alone,) = launch(tmp_path, 1, 0, 16, "one", text=PARTS)
     first, second = launch(tmp_path, 2, 0, 8, "two", text=PARTS)
     for name in ("dense", "accumulated", "recovered", "warm"):

@@ -1,4 +1,4 @@
-"""The loop: the same numbers as the training written by hand, schedules, state, and what happens when a loss is not finite."""
+"""The loop: the same numbers as training written by hand, schedules, state, and what happens if a loss is not finite."""
 
 import copy
 
@@ -38,7 +38,7 @@ def weights(model):
 
 
 def by_hand(model, data, epochs=3, batch=16, lr=1e-2, lr_noise=3e-2, clip=1.0, seed=0):
-    """The same training in plain PyTorch: Adam, two learning rates, a linear fall, clipping, an annealed ELBO."""
+    """The same training in plain PyTorch: Adam, two learning rates, linear decay, clipping, an annealed ELBO."""
     noise = [layer.log_sigma2 for _, layer in variational_layers(model)]
     others = [p for p in model.parameters() if not any(p is n for n in noise)]
     optimizer = torch.optim.Adam([{"params": others, "lr": lr}, {"params": noise, "lr": lr_noise}])
@@ -91,7 +91,7 @@ def test_accumulated_batches_are_one_large_batch():
 
 
 def test_the_last_batches_of_an_epoch_count_by_their_own_number():
-    """5 batches of 8, two at a time: steps of 16, 16 and 8 examples, each by the mean over its own."""
+    """5 batches of 8, two at a time: steps of 16, 16 and 8 examples, each averaged over its own."""
     parts, expected = net(), net()
     data = examples(40)
     fit(parts, data, LOSS, settings(epochs=1, batch_size=8, accumulate=2, optimizer="sgd", momentum=0, lr=0.5,
@@ -107,7 +107,7 @@ def test_the_last_batches_of_an_epoch_count_by_their_own_number():
 
 
 class Watched(InMemory):
-    """Notes the first number of each example as it comes."""
+    """Records the first number of each example."""
 
     def __init__(self, data):
         super().__init__(data.inputs, data.targets)
@@ -128,7 +128,7 @@ def test_the_seed_decides_the_order_of_the_batches():
     first, again, other = order(5), order(5), order(6)
     assert first == again
     assert first[0] != other[0] and first[1] != other[1]  # and not by its place in a batch alone
-    assert first[0] != first[1]  # each epoch has its own
+    assert first[0] != first[1]  # each epoch has its own order
     assert sorted(x for batch in first[0] for x in batch) == sorted(x for batch in other[1] for x in batch)
 
 
@@ -142,12 +142,12 @@ def test_the_epoch_that_is_kept_is_the_best_one(keep):
 
     model = net()
     result = fit(model, examples(), LOSS, settings(epochs=4, keep=keep), validate=validate, device="cpu")
-    kept = 2 if keep == "best" else 4  # the first of equals
+    kept = 2 if keep == "best" else 4  # the first of two equally good epochs
     assert result.kept_epoch == kept and torch.equal(weights(model), after[kept - 1])
 
 
 class Halt:
-    """Asks for a stop after so many steps, as a signal would."""
+    """Asks for a stop after a number of steps, as a signal would."""
 
     def __init__(self, steps):
         self.left = steps
@@ -171,13 +171,13 @@ def test_a_stopped_fit_goes_on_to_the_same_result(tmp_path, steps):
     resumed, model = run(tmp_path / "fit.pt")
     assert torch.equal(weights(model), weights(expected))
     assert resumed.history == undisturbed.history
-    again, model = run(tmp_path / "fit.pt")  # of a finished fit nothing is done again
+    again, model = run(tmp_path / "fit.pt")  # a finished fit does nothing again
     assert again.history == undisturbed.history
     assert torch.equal(weights(model), weights(expected))
 
 
 def test_a_stopped_fit_goes_on_with_another_learning_rate(tmp_path, monkeypatch):
-    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # save after each epoch
     more = {"device": "cpu", "state": tmp_path / "fit.pt"}
     with pytest.raises(Interrupted):
         fit(net(), examples(), LOSS, settings(schedule="constant", lr=1e-2), stop=Halt(9), **more)
@@ -217,7 +217,7 @@ def test_a_loss_that_is_not_finite_names_step_and_layer_and_keeps_the_state(tmp_
 
 
 def test_a_bad_loss_seen_late_is_traced_to_its_step(tmp_path, monkeypatch):
-    """As on an accelerator, where not each step is looked at."""
+    """As on an accelerator, where the loss is not checked at each step."""
     monkeypatch.setitem(_loop.LOOK_EVERY, "cpu", 20)
     data = examples()
     data.inputs[:, 3] *= 1e30
@@ -244,7 +244,7 @@ def test_the_first_layer_with_bad_values_is_named():
 
 
 def test_an_overflow_of_mixed_precision_is_found_in_it():
-    """bfloat16 rounds 3.4e38 to infinity, which float32 holds; the search for the layer must meet the same."""
+    """bfloat16 rounds 3.4e38 to infinity, which float32 can hold; the search for the layer must use the same precision."""
     data = InMemory(torch.full((32, 2), 3.4e38), torch.zeros(32).long())
     model = nn.Sequential(nn.Linear(2, 2, bias=False))
     with torch.no_grad():
@@ -266,7 +266,7 @@ def test_without_noise_the_mean_is_trained_with_its_mask_held():
     model[2].log_sigma2.requires_grad_(False)  # by the caller
     fit(model, examples(), LOSS, settings(), noise=False, device="cpu")
     assert frozen and all(frozen)
-    assert [layer.log_sigma2.requires_grad for _, layer in variational_layers(model)] == [True, False]  # as they were
+    assert [layer.log_sigma2.requires_grad for _, layer in variational_layers(model)] == [True, False]  # unchanged
     assert all(torch.equal(layer.log_sigma2, old) for (_, layer), old in zip(variational_layers(model), spreads, strict=True))
     assert not torch.equal(weights(model), before)
     assert torch.equal(model[0].weight[:4], net()[0].weight[:4])  # dead weights have no gradient
@@ -322,7 +322,7 @@ def test_bf16_trains_and_leaves_the_model_as_it_was():
     model = net()
     result = fit(model, examples(), LOSS, settings(epochs=5, precision="bf16"), device="cpu")
     assert result.history[-1]["loss"] < result.history[0]["loss"]
-    assert "forward" not in model.__dict__  # what accelerate would leave there
+    assert "forward" not in model.__dict__  # accelerate would leave this behind
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
@@ -332,7 +332,7 @@ def test_a_compiled_student_learns_from_its_compiled_teacher_as_another(noise):
     torch.compiler.reset()
 
     def run(compiled):
-        model = convert(net(), log_sigma2=-60.0)  # compiled noise comes from a generator of its own
+        model = convert(net(), log_sigma2=-60.0)  # compiled noise comes from its own generator
         more = {"teacher": net(seed=5), "distill": Distillation(weight=0.5, temperature=3.0), "device": "cpu", "noise": noise}
         return fit(model, examples(64), LOSS, settings(lr=1e-2), compiled=compiled, **more), model
 
@@ -344,18 +344,18 @@ def test_a_compiled_student_learns_from_its_compiled_teacher_as_another(noise):
 
 @pytest.mark.slow
 def test_a_compiled_fit_trains_as_another_and_goes_on_after_a_stop(tmp_path, monkeypatch):
-    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # save after each epoch
     torch.compiler.reset()
 
     def run(compiled, state=None, stop=lambda: False):
-        model = convert(net(), log_sigma2=-60.0)  # compiled noise comes from a generator of its own
+        model = convert(net(), log_sigma2=-60.0)  # compiled noise comes from its own generator
         more = {"schedule": Constant(1e-3), "device": "cpu", "state": state, "stop": stop, "lr_log_sigma2": 1e-9}
         return fit(model, examples(64), LOSS, settings(lr=1e-2), compiled=compiled, **more), model
 
     (plain, expected), (result, model) = run(False), run(True)
     assert torch.allclose(weights(model), weights(expected), atol=1e-5)
     assert [row["loss"] for row in result.history] == pytest.approx([row["loss"] for row in plain.history], rel=1e-4)
-    assert set(model.state_dict()) == set(expected.state_dict())  # no wrapper's names
+    assert set(model.state_dict()) == set(expected.state_dict())  # without a wrapper's names
     with pytest.raises(Interrupted):
         run(True, tmp_path / "fit.pt", Halt(5))
     saved = torch.load(tmp_path / "fit.pt", weights_only=True)
@@ -379,7 +379,7 @@ def test_a_fit_rewound_by_a_loss_that_was_bad_by_chance_ends_as_an_undisturbed_o
     calls = iter(range(7, 10**6))
     undisturbed, expected = run()
     monkeypatch.setitem(_loop.LOOK_EVERY, "cpu", 20)
-    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # each epoch is saved
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # save after each epoch
     calls = iter(range(10**6))
     result, model = run(state=tmp_path / "fit.pt")
     assert next(calls) > 12 + 4 - 1  # the second epoch was done twice

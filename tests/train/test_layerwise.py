@@ -1,4 +1,4 @@
-"""Layers of a student held against those of its teacher, by hand-written passes and loops."""
+"""Layers of a student compared with those of its teacher, against hand-written passes and loops."""
 
 import copy
 
@@ -18,7 +18,7 @@ from svdcompress.train._layerwise import Layerwise
 
 
 class Block(nn.Module):
-    """Two normalised convolutions beside an identity, as in a ResNet, and a head."""
+    """Two normalized convolutions in parallel with an identity, as in a ResNet, and a head."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def block():
 
 
 def pruned(teacher, x, gone):
-    """The variational student without units; gone: {layer: outputs}."""
+    """The variational student without the given outputs; gone: {layer: outputs}."""
     model = svdc.convert(copy.deepcopy(teacher)).eval()
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(model)}
     for name, rows in gone.items():
@@ -55,11 +55,11 @@ CUT = {"conv1": [1, 4, 5], "stem": [2], "conv2": [2]}
 
 
 def test_pruning_tells_which_outputs_stay():
-    """Outputs of the small model are those of the masked one at these places."""
+    """The outputs of the small model equal those of the masked one at these indices."""
     teacher, x = block(), torch.randn(4, 2, 5, 5)
     small, masks = pruned(teacher, x, CUT)
     kept = small.pruning.outputs_kept
-    assert kept["conv1"] == kept["bn1"] and 4 < len(kept["bn1"]) < 8  # one that is a constant but at the borders may stay
+    assert kept["conv1"] == kept["bn1"] and 4 < len(kept["bn1"]) < 8  # one that is constant except at the borders may stay
     masked = svdc.convert(copy.deepcopy(teacher)).eval()
     hold(masked, masks)
     found = {}
@@ -74,7 +74,7 @@ def test_pruning_tells_which_outputs_stay():
 
 
 def test_places_are_told_of_the_dense_model_alone():
-    """A model that had lost units before would count from what it had left: the wrong ones of the dense model's."""
+    """A model that was pruned before would give indices among its remaining units, which are wrong for the dense model."""
     teacher, x = block(), torch.randn(4, 2, 5, 5)
     once, _ = pruned(teacher, x, {"conv1": [1, 4, 5]})
     masks = {name: torch.ones_like(layer.weight, dtype=torch.bool) for name, layer in variational_layers(once)}
@@ -85,7 +85,7 @@ def test_places_are_told_of_the_dense_model_alone():
 
 
 def by_hand(student, teacher, x, kept):
-    """Mean over the three normalisations, each written out."""
+    """The mean over the three normalizations, each written out."""
 
     def outputs(model):
         a = model.bn0(model.stem(x))
@@ -166,14 +166,14 @@ def test_what_runs_twice_or_gives_constants_says_nothing():
     got = student(x)
     alone = ((got - wanted) ** 2).mean() / wanted.var(0, correction=0).mean()
     assert float(layers.error().detach()) == pytest.approx(float(alone.detach()))
-    teacher.once.weight.data.zero_()  # constant outputs from now on
+    teacher.once.weight.data.zero_()  # constant outputs from here on
     with torch.no_grad():
         teacher(x)
     student(x)
     error = layers.error()
     error.backward()
     assert float(error.detach()) == 0 and all(p.grad is None or p.grad.isfinite().all() for p in student.parameters())
-    with torch.no_grad():  # a look that nothing is learnt from
+    with torch.no_grad():  # an evaluation without gradients
         student(x)
         teacher(x)
     assert layers.error() is None
@@ -188,7 +188,7 @@ def data(count=64):
 def test_a_fit_is_that_of_a_hand_written_loop(compiled):
     teacher, examples = block(), data()
     small, _ = pruned(teacher, torch.randn(2, 2, 5, 5), CUT)
-    kept, other = small.pruning.outputs_kept, copy.deepcopy(svdc.to_dense(small))  # which shares its parameters
+    kept, other = small.pruning.outputs_kept, copy.deepcopy(svdc.to_dense(small))  # it shares the parameters
     made = Training(epochs=3, batch_size=64, optimizer="sgd", lr=0.02, momentum=0.0, schedule="constant", norms="batch")
     more = {"teacher": teacher, "distill": Distillation(weight=0.5, temperature=3.0, layers=4.0), "outputs_kept": kept}
     before = sum(len(module._forward_hooks) for model in (small, teacher) for module in model.modules())
@@ -210,7 +210,7 @@ def test_a_fit_is_that_of_a_hand_written_loop(compiled):
         optimizer.zero_grad()
         (0.5 * F.cross_entropy(output, y) + 0.5 * soft + 4.0 * (1 - epoch / 3) ** 2 * layers).backward()
         optimizer.step()
-        for name, own in other.named_buffers():  # that pass moved the statistics once more
+        for name, own in other.named_buffers():  # that pass updated the statistics a second time
             own.copy_(running[name])
     own, wanted = svdc.to_dense(small.eval()).state_dict(), other.state_dict()
     for name in ("stem.weight", "conv1.weight", "bn1.weight", "conv2.weight", "head.weight", "head.bias", "bn1.running_mean"):
@@ -237,7 +237,7 @@ def test_without_a_weight_of_outputs_layers_alone_teach():
 
 
 def test_layers_that_cannot_be_compared_are_told():
-    """A single layer, which is the last one; and a student of which it is not known what its units are."""
+    """A single layer, which is the last one; and a student whose remaining units are unknown."""
     examples, said = data(), []
     made = Training(epochs=1, batch_size=32)
     more = {"distill": Distillation(layers=1.0), "device": "cpu", "on_note": lambda *line: said.append(line)}
@@ -250,7 +250,7 @@ def test_layers_that_cannot_be_compared_are_told():
     assert len(said) == 2 and "0 of 3 layers" in said[1][0]
     fit(small, examples, F.cross_entropy, made, teacher=teacher, outputs_kept=small.pruning.outputs_kept, **more)
     assert len(said) == 2
-    outer = nn.Sequential(small)  # as of a model that takes whole inputs and hands on some
+    outer = nn.Sequential(small)  # like a model that takes all inputs and passes on some
     more["outputs_kept"] = small.pruning.outputs_kept
     fit(outer, examples, F.cross_entropy, made, teacher=teacher, student=small, **more)
     assert len(said) == 2
@@ -282,7 +282,7 @@ def test_a_run_recovers_by_layers_and_keeps_the_report_as_it_was(tiny_recipe, tm
         content["recover"]["distill"] = {"weight": 0.5, "layers": layers}
         content["recover"]["epochs"] = 2
         content["train"]["epochs"] = 0
-        content["search"] |= {"goal": "macs=2x", "trials": 1}  # units go
+        content["search"] |= {"goal": "macs=2x", "trials": 1}  # units are removed
         made[layers] = run(parse_recipe(content), tmp_path / str(layers), quiet=True)
         assert "outputs_kept" not in made[layers]["pruning"]
         assert made[layers]["sparse"]["macs"] < 0.6 * made[layers]["dense"]["macs"]

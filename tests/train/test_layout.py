@@ -1,4 +1,4 @@
-"""The layout of convolutions in memory while they are trained."""
+"""The memory layout of convolutions during training."""
 
 import copy
 
@@ -18,7 +18,7 @@ LOSS = make_loss(LossSection())
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_convolutions_keep_their_layout_on_a_cpu(precision):
-    """Channels last, kernels of torch 2.13 are wrong for some shapes, such as those below."""
+    """In channels last, kernels of torch 2.13 are wrong for some shapes, such as those below."""
     torch.manual_seed(0)
     model = convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)))
     data, seen = InMemory(torch.randn(20, 3, 4, 4), torch.randint(0, 2, (20,))), []
@@ -41,10 +41,10 @@ def test_convolutions_keep_their_layout_on_a_cpu(precision):
     ids=str,
 )
 def test_gradients_of_odd_convolutions_are_right(precision, layer, shape):
-    """Pruned networks have such shapes. Channels last, with AVX512, bfloat16 gradients were NaN or far off."""
+    """Pruned networks have such shapes. In channels last with AVX512, bfloat16 gradients were NaN or far off."""
     torch.manual_seed(0)
-    x, y = torch.randn(2, *shape), torch.tensor([0, 0])  # of two classes, gradients would cancel to mere rounding
-    before = nn.Conv2d(shape[0], shape[0], 1)  # so that a gradient of the layer's inputs is needed
+    x, y = torch.randn(2, *shape), torch.tensor([0, 0])  # with two classes, gradients would cancel to rounding errors
+    before = nn.Conv2d(shape[0], shape[0], 1)  # makes gradients of the layer's inputs necessary
     units = copy.deepcopy(layer)(x).flatten(1).shape[1]
     model = nn.Sequential(before, copy.deepcopy(layer), nn.Flatten(), nn.Linear(units, 2))
     exact = copy.deepcopy(model).double()

@@ -1,4 +1,4 @@
-"""How a model lies in memory while it trains on a GPU, tried on the CPU: channels last where it runs so, then as it was."""
+"""A model's memory layout while it trains on a GPU, tested on the CPU: channels last where possible, then restored."""
 
 import copy
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ LAST = torch.channels_last
 
 
 class Image(nn.Module):
-    """flatten: how outputs of a convolution become rows."""
+    """flatten: how outputs of a convolution become rows. Records the layout of its weight."""
 
     def __init__(self, flatten):
         super().__init__()
@@ -42,7 +42,7 @@ def by_flatten(x):
 
 
 def trained(model, monkeypatch, memory=LAST, **more):
-    """Whether each pass of training had its weights in that layout, and what was said."""
+    """Train with a memory format; returns the notes."""
     g, said = torch.Generator().manual_seed(0), []
     x = torch.randn(32, 2, 6, 6, generator=g)
     monkeypatch.setattr(_network, "_faster_format", lambda work: memory)
@@ -95,7 +95,7 @@ def test_three_dimensional_convolutions_stay_as_they_are(monkeypatch):
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_a_state_from_another_layout_follows_its_parameters(kind):
-    """Two steps in one layout, and one, a change of layout, and another, end in the same weights."""
+    """Two steps in one layout equal a step, a change of layout, and another step."""
     torch.manual_seed(0)
     one = nn.Conv2d(3, 4, 3)
     other, x = copy.deepcopy(one), torch.randn(5, 3, 6, 6)
@@ -144,14 +144,14 @@ def test_a_variance_of_rank_one_has_its_short_kl_channels_last(monkeypatch):
 
 def test_a_copy_on_the_cpu_has_its_usual_layout_and_no_graph():
     model = nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=LAST)
-    model[0].seen = model(torch.randn(2, 3, 5, 5))  # what a module keeps of a pass
+    model[0].seen = model(torch.randn(2, 3, 5, 5))  # what a module keeps from a pass
     copied = on_cpu(model)
     assert copied[0].weight.is_contiguous() and not model[0].weight.is_contiguous()
     assert torch.equal(copied[0].weight, model[0].weight) and copied[0].seen.grad_fn is None
 
 
 def test_a_loss_with_weights_goes_along_and_the_users_stays(monkeypatch):
-    """With a stand-in for a device: it is asked to move to where the model is."""
+    """A device is not needed: the loss is only asked to move to where the model is."""
     moved = []
 
     class Weighted(nn.CrossEntropyLoss):
@@ -170,7 +170,7 @@ def test_a_loss_with_weights_goes_along_and_the_users_stays(monkeypatch):
 
 
 def test_a_step_in_fp16_unscales_for_one_optimizer():
-    """accelerate unscales for all that it was ever given, and after a shrink two of them share gradients."""
+    """accelerate unscales for all optimizers it was ever given, and after shrinking two of them share gradients."""
 
     class Accelerator:
         scaler = object()

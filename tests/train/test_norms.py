@@ -1,4 +1,4 @@
-"""Batch normalisation in training: whose statistics it uses, and what is said where those of a batch are far off."""
+"""Batch normalization in training: which statistics it uses, and the note if those of a batch are far off."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def data(mean=0.0):
 
 
 def taught(mean=0.0):
-    """A network that was trained on inputs about 0, by hand."""
+    """A network trained by hand on inputs with mean 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     x = torch.randn(2000, 6, generator=torch.Generator().manual_seed(1))
@@ -56,25 +56,25 @@ def test_kept_statistics_stay_and_the_rest_is_trained():
     before, weights = buffers(model), [p.detach().clone() for p in model.parameters()]
     assert trained(model, data(), "keep") == []
     assert all(torch.equal(value, before[name]) for name, value in buffers(model).items())
-    assert not any(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))  # scales too
+    assert not any(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))  # including scales
     trained(model, data())
     assert not torch.equal(model[1].running_mean, before["1.running_mean"])
 
 
 def test_steps_with_kept_statistics_are_those_by_hand():
-    """One batch, one step of SGD: the gradient of the network in eval()."""
+    """One batch, one step of SGD, against the gradient of the network in eval()."""
     model, by_hand, examples = taught(), taught().eval(), data()
     settings = Training(epochs=1, batch_size=COUNT, optimizer="sgd", momentum=0.0, lr=0.1, norms="keep")
     fit(model, examples, make_loss(LossSection()), settings, stage="recover", device="cpu")
     x, y = next(iter(examples.batches(COUNT)))
     nn.functional.cross_entropy(by_hand(x), y).backward()
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
-        # the last of the falling learning rates is that of the only step
+        # the decaying learning rate is still at its start in the only step
         torch.testing.assert_close(one, other - 0.1 * other.grad, atol=1e-6, rtol=1e-5)
 
 
 class Shifted(nn.Module):
-    """Knows its inputs by statistics that their batches do not have: of a mixture with others."""
+    """Its running statistics differ from those of the batches, as if they came from a mixture with other data."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,11 @@ def test_statistics_that_are_far_off_are_told_before_training():
     with torch.no_grad():
         assert float(nn.functional.cross_entropy(model.eval()(x), y)) < 0.1
     ((line, settled),) = trained(model, data())
-    assert "recover.norms: with the statistics of a batch of 32" in line and "--set recover.norms=keep" in line
+    assert (
+        "recover.norms: the network's loss is " in line
+        and "with the statistics of a batch of 32" in line
+        and "--set recover.norms=keep" in line
+    )
     assert not settled
     assert trained(Shifted(), data(), "keep") == [] == trained(taught(), data())
 
@@ -101,7 +105,7 @@ def test_statistics_that_are_far_off_are_told_before_training():
 def test_auto_keeps_statistics_that_are_far_off_and_follows_others():
     model, by_hand = Shifted(), Shifted()
     ((line, settled),) = trained(model, data(), "auto")
-    assert settled and "so they keep those (auto; --set recover.norms=batch" in line
+    assert settled and "so these are kept (auto; --set recover.norms=batch" in line
     trained(by_hand, data(), "keep")
     assert states_equal(model, by_hand)
     model, by_hand = taught(), taught()
@@ -126,7 +130,7 @@ def test_a_loss_that_is_not_finite_tells_of_statistics_that_were_kept():
 
 
 def test_what_auto_settled_holds_for_a_fit_that_goes_on(tmp_path):
-    """The first epoch brings the two losses together: asked again after it, auto would say otherwise."""
+    """The first epoch brings the two losses together, so auto would decide otherwise if asked again."""
     once, parts = Shifted(), Shifted()
     settings = Training(epochs=2, batch_size=32, norms="auto", lr=0.05)
     ways = {"stage": "recover", "device": "cpu"}
@@ -135,13 +139,13 @@ def test_what_auto_settled_holds_for_a_fit_that_goes_on(tmp_path):
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert state["keeps_norms"] is True
     again = Shifted()
-    again.net = taught()  # whose statistics are not far off
+    again.net = taught()  # its statistics are not far off
     fit(again, data(), make_loss(LossSection()), settings, state=tmp_path / "state.pt", **ways)
     assert states_equal(once, again)
 
 
 def test_an_epoch_that_is_done_again_keeps_what_was_settled():
-    """Where losses are seldom looked at, one that is not finite leads back to the state before the first epoch."""
+    """If losses are checked rarely, one that is not finite leads back to the state before the first epoch."""
     standing = Standing(keeps_norms=True)
     standing.take(Standing(keeps_norms=False).state(), torch.device("cpu"))
     assert standing.keeps_norms
@@ -150,7 +154,7 @@ def test_an_epoch_that_is_done_again_keeps_what_was_settled():
 
 
 def test_a_state_that_does_not_say_goes_on_as_the_recipe_asks(tmp_path):
-    """Those of former versions, of a stage with `norms: keep`."""
+    """A state from an older version, in a stage with `norms: keep`."""
     model, file = taught(), tmp_path / "state.pt"
     settings = Training(epochs=2, batch_size=32, norms="keep")
     fit(model, data(), make_loss(LossSection()), settings, stage="recover", device="cpu", last_epoch=1, state=file)
@@ -164,8 +168,8 @@ def test_a_state_that_does_not_say_goes_on_as_the_recipe_asks(tmp_path):
 
 def test_far_takes_both_many_times_the_loss_and_much_more():
     assert far(0.001, 0.12)
-    assert not far(0.001, 0.05)  # a network that has its data by heart
-    assert not far(0.5, 1.5)  # one that a cut has changed in any case
+    assert not far(0.001, 0.05)  # a network that has memorized its data
+    assert not far(0.5, 1.5)  # a network that a cut has changed in any case
 
 
 def states_equal(one, other):
@@ -177,7 +181,7 @@ def test_looking_changes_nothing():
     looked, alone = Shifted(), Shifted()
     trained(looked, data())
     settings = Training(epochs=2, batch_size=32, lr=1e-4)
-    fit(alone, data(), make_loss(LossSection()), settings, stage="recover", device="cpu")  # nobody hears
+    fit(alone, data(), make_loss(LossSection()), settings, stage="recover", device="cpu")  # without a listener
     assert states_equal(looked, alone)
 
 
@@ -214,7 +218,7 @@ def told(results, where="warnings"):
 
 
 def test_of_each_section_one_line_is_heard():
-    """Trials of a search are alike: what the first one said stands for all."""
+    """Trials of a search are alike: one line stands for all."""
     said, noted = [], []
     results = SimpleNamespace(warnings=said, notes=noted)
     trainer = Trainer(SimpleNamespace(results=results, warn=said.append, note=noted.append), None, None, None)

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates: both rules by hand, and a stop halfway."""
+"""Optimizers and learning rates: both update rules by hand, and a stop halfway."""
 
 import copy
 
@@ -49,7 +49,7 @@ def test_a_step_counts_as_one_even_where_it_is_too_small_to_be_seen(name):
 
 
 def test_sgd_steps_the_means_and_adam_the_log_variances():
-    """Against both rules by hand, over learning rates that change, in two goes by the saved state."""
+    """Against both update rules by hand, with changing learning rates, in two parts through the saved state."""
     torch.manual_seed(0)
     model = convert(net())
     made = Training(optimizer="sgd", lr=0.1, momentum=0.8, weight_decay=0.01)

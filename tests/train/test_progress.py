@@ -84,7 +84,7 @@ def test_numbers_are_short():
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Time passes only when a test says so."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -92,7 +92,7 @@ class Clock:
 
 
 def lines(monkeypatch, epochs, steps, seconds, done=0):
-    """What a stage of so many steps an epoch, each of so many seconds, writes where there is no terminal."""
+    """What a stage prints without a terminal, given its number of steps per epoch and the seconds per step."""
     clock, file = Clock(monkeypatch), io.StringIO()
     with Bars(Console(file=file, width=80, force_terminal=False)) as bars:
         bars.start("train", epochs, done)
@@ -106,8 +106,8 @@ def lines(monkeypatch, epochs, steps, seconds, done=0):
 
 def test_without_a_terminal_there_is_a_line_each_some_seconds(monkeypatch):
     found = lines(monkeypatch, epochs=4, steps=30, seconds=1.0)
-    assert len(found) == 13  # of 120 seconds, and the end
-    assert found[0] == "train       1/4   loss 2.345 2:03 left"  # no epoch is over: the loss of the last batch
+    assert len(found) == 13  # every 120 seconds, and at the end
+    assert found[0] == "train       1/4   loss 2.345 2:03 left"  # no epoch has ended: the loss of the last batch
     assert found[4] == "train       2/4   loss 1.250 NLL 0.5000 KL 12,346 beta 0.50 sparse 97.5% val 2.50% 1:12 left"
     assert found[-1] == "train       4/4   loss 1.250 NLL 0.5000 KL 12,346 beta 0.50 sparse 97.5% val 2.50% in 2:00"
 

@@ -1,4 +1,4 @@
-"""Whether the threshold can be reached, seen before training: against the travel of real fits, and a count weight by weight."""
+"""Whether the threshold can be reached, estimated before training: against real fits, and a count weight by weight."""
 
 import math
 
@@ -20,12 +20,12 @@ def settings(**fields):
 
 
 def blind(output, targets):
-    """A loss that the weights have no part in: the KL alone moves them."""
+    """A loss without any influence of the weights: only the KL moves them."""
     return (output * 0).sum()
 
 
 def travelled(beta, optimizer="adam", lr_log_sigma2=0.01, **fields):
-    """By how much log sigma2 rose, on average, in a fit by the KL alone: with means of 1 its gradient is always the same."""
+    """How far log sigma2 rose on average in a fit by the KL alone; with means of 1 its gradient is always the same."""
     model = nn.Sequential(nn.Linear(4, 3))
     nn.init.constant_(model[0].weight, 1.0)
     convert(model, log_sigma2=-20.0)
@@ -59,7 +59,7 @@ def test_log_sigma2_travels_as_far_beside_means_that_sgd_trains():
     made = settings(optimizer="sgd", **fields)
     up, means = factors(made, steps_of(made, COUNT), Constant(1.0))
     assert travelled(Constant(1.0), "sgd", 0.01, **fields) == pytest.approx(0.01 * up, rel=0.1)
-    assert up == 20 * 7 and means == 0  # how far gradients go, nobody knows beforehand
+    assert up == 20 * 7 and means == 0  # how far gradients move means is unknown in advance
     model = convert(nn.Sequential(nn.Linear(30, 20)))
     assert reach(model, settings(optimizer="sgd", lr=0.1), COUNT, Constant(1.0)).lr_log_sigma2 == 1e-3
     assert reach(model, settings(optimizer="sgd", lr=1e-4), COUNT, Constant(1.0)).lr_log_sigma2 == 1e-4
@@ -89,7 +89,7 @@ def test_the_share_within_reach_is_counted_weight_by_weight():
     ways = sorted(3 + 6 + math.log(w * w + 1e-8) for w in weights)
     for quantile, way in zip((0.1, 0.5, 0.9), found.distance["weight"], strict=True):
         assert way == pytest.approx(ways[int(quantile * len(ways))], abs=0.1)
-    assert all(float(layer.log_sigma2.detach().max()) == -6 for _, layer in variational_layers(model))  # nothing was moved
+    assert all(float(layer.log_sigma2.detach().max()) == -6 for _, layer in variational_layers(model))  # nothing was changed
 
 
 def test_groups_have_a_way_of_their_own_and_each_layer_its_threshold():
@@ -98,7 +98,7 @@ def test_groups_have_a_way_of_their_own_and_each_layer_its_threshold():
         model[0].weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.1]]))
     convert(model, share={"output": 0.5, "weight": 0.5}, log_sigma2=-4.0, threshold={"output": 2, "weight": 100})
     found = distances(model)
-    assert set(found) == {"output"}  # a threshold of 100 is never to be met
+    assert set(found) == {"output"}  # a threshold of 100 is never reached
     rows = [2 - (math.log(3 * math.exp(-4)) - math.log(1.0)), 2 - (math.log(3 * math.exp(-4)) - math.log(2.01))]
     assert found["output"][0] == pytest.approx(min(rows), abs=1e-4)
     assert found["output"][2] == pytest.approx(max(rows), abs=1e-4)

@@ -1,4 +1,4 @@
-"""Convolutions that a CPU gets wrong in bfloat16 are told by the layer's name, before anything is trained."""
+"""Convolutions that a CPU computes wrongly in bfloat16 are reported by layer name, before training."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from svdcompress.train import fit
 
 
 class Faulty(nn.Conv1d):
-    """As a kernel that is wrong in bfloat16, wherever the tests run."""
+    """A kernel that is wrong in bfloat16, on any machine."""
 
     def forward(self, x):
         return super().forward(x) * (3 if torch.is_autocast_enabled("cpu") else 1)
@@ -35,7 +35,10 @@ def trained(model, precision="bf16", x=None, **more):
 def test_a_wrong_layer_is_named_with_what_to_set(stage):
     model = net(Faulty)
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    with pytest.raises(TrainingError, match=rf"{stage}.precision.*layer '2' wrong \(2.0 times.*Set {stage}.precision=no"):
+    with pytest.raises(
+        TrainingError,
+        match=rf"{stage}.precision.*layer '2' incorrectly in bfloat16 \(off from .* by 2.0 times.*Set {stage}.precision=no",
+    ):
         trained(model, stage=stage)
     assert all(torch.equal(one, other) for one, other in zip(before, model.state_dict().values(), strict=True))
 
@@ -72,14 +75,14 @@ def test_rounding_is_no_fault_however_much_a_sum_cancels():
 
 
 def test_numbers_that_are_no_results_at_all_are_wrong_too():
-    """What some kernels give is memory that nothing was written to (PyTorch issue 169688), at times NaN."""
+    """Some kernels return memory that was never written to (PyTorch issue 169688), sometimes NaN."""
 
     class Unwritten(nn.Conv1d):
         def forward(self, x):
             y = super().forward(x)
             return y * float("nan") if torch.is_autocast_enabled("cpu") else y
 
-    with pytest.raises(TrainingError, match=r"layer '2' wrong \(inf times"):
+    with pytest.raises(TrainingError, match=r"layer '2' incorrectly in bfloat16 \(off from float32 by inf times"):
         trained(net(Unwritten))
 
 
@@ -91,7 +94,7 @@ def test_an_output_of_zeros_is_no_fault():
 
 
 class ByKeyword(nn.Sequential):
-    """Calls its faulty layer with its input by name."""
+    """Passes the input to its faulty layer by keyword."""
 
     def forward(self, x):
         return self[4](self[3](self[2](x=self[1](self[0](x)))))

@@ -1,4 +1,4 @@
-"""A long fit done in parts: each goes on where the one before ended, to the bit."""
+"""A long fit done in parts: each continues where the one before ended, bit for bit."""
 
 import time
 from functools import partial
@@ -27,7 +27,7 @@ def examples():
 
 
 def net(dead=6):
-    """A converted net with a batch norm, the running averages of which go on too; its first units are irrelevant."""
+    """A converted net with a batch norm, whose running averages continue too; its first units are irrelevant."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     model = convert(model, log_sigma2=-6.0)
@@ -36,7 +36,7 @@ def net(dead=6):
 
 
 def train(model, smaller=False, schedule=None, **more):
-    """A fit whose validation prefers the middle of the training, so that the best epoch is none of the last."""
+    """A fit whose validation prefers the middle of the training, so that the best epoch is not one of the last."""
     fields = {**SETTINGS, **({"keep": more.pop("keep")} if "keep" in more else {})}
     if smaller:
         more |= {"shrink_from": 2.0, "shrink": partial(shrink, inputs=examples().inputs[:2])}
@@ -88,11 +88,11 @@ def test_parts_end_where_one_long_fit_does(tmp_path, smaller, keep, anew):
     assert result.history == whole.history
     assert result.kept_epoch == whole.kept_epoch == (6 if keep == "last" else 4)
     assert_same(state_of(model), state_of(straight))
-    assert (size(straight) < size(net())) == smaller  # it did shrink, and did not
+    assert (size(straight) < size(net())) == smaller  # it shrank only if asked to
 
 
 def test_a_part_is_trained_under_the_whole_schedule(tmp_path):
-    """Not as a short fit would be, the learning rate of which has fallen by its end."""
+    """Unlike a short fit, whose learning rate has decayed by its end."""
     part, short = net(), net()
     first = train(part, state=tmp_path / "fit.pt", last_epoch=2)
     found = fit(short, examples(), LOSS, Training(**{**SETTINGS, "epochs": 2}), device="cpu")
@@ -100,7 +100,7 @@ def test_a_part_is_trained_under_the_whole_schedule(tmp_path):
 
 
 def test_the_optimizer_goes_on_and_beta_may_rise(tmp_path):
-    """As one fit whose beta jumps in the middle; without Adam's averages the weights would be others."""
+    """Like one fit whose beta jumps in the middle; without Adam's averages the weights would differ."""
     model = net()
     train(model, schedule=Constant(0.1), state=tmp_path / "fit.pt", last_epoch=3)
     raised = train(model, schedule=Constant(5.0), state=tmp_path / "fit.pt", seen=[0, 0, 0])
@@ -118,7 +118,7 @@ def test_the_optimizer_goes_on_and_beta_may_rise(tmp_path):
 
 
 def test_a_state_without_the_number_of_weights_is_gone_on_from(tmp_path):
-    """As states were that were saved before a fit could be continued with the model that it left."""
+    """Like states saved before fits could be continued with the model that they left."""
     straight, model = net(), net()
     whole = train(straight, smaller=True)
     part = train(model, smaller=True, state=tmp_path / "fit.pt", last_epoch=4)
@@ -136,9 +136,9 @@ def test_a_last_epoch_that_cannot_be_is_refused(tmp_path):
         with pytest.raises(UsageError, match=rf"last_epoch: {last} is not one of the 6 epochs \(train.epochs\)"):
             train(net(), last_epoch=last)
     train(net(), state=tmp_path / "fit.pt", last_epoch=4)
-    with pytest.raises(TrainingError, match=r"fit.pt: it has done 4 epochs, more than the last one asked for, 3"):
+    with pytest.raises(TrainingError, match=r"fit.pt: it is at epoch 4, past the last one requested, 3"):
         train(net(), state=tmp_path / "fit.pt", last_epoch=3, seen=[0] * 4)
-    result = train(net(), state=tmp_path / "fit.pt", last_epoch=4, seen=[0] * 4)  # done already: nothing is done again
+    result = train(net(), state=tmp_path / "fit.pt", last_epoch=4, seen=[0] * 4)  # already done: nothing is repeated
     assert len(result.history) == 4
 
 

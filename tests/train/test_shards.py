@@ -13,9 +13,7 @@ from svdcompress.sources import InMemory
 def test_parts_are_those_of_accelerate(count, batch, world, shuffle):
     data = InMemory(torch.arange(count)[:, None], torch.arange(count))
     order = torch.arange(count) if shuffle is None else torch.randperm(count, generator=torch.Generator().manual_seed(shuffle))
-    sampler = BatchSampler(
-        order.tolist(), batch * world, drop_last=shuffle is not None
-    )  # training leaves out what is left over
+    sampler = BatchSampler(order.tolist(), batch * world, drop_last=shuffle is not None)  # training drops incomplete batches
     parts = []
     for rank in range(world):
         ours = [y.tolist() for _, y in data.batches(batch, shuffle=shuffle, rank=rank, world=world)]

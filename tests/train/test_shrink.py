@@ -1,4 +1,4 @@
-"""Dead units removed while training goes on: the same function, ties kept, and a state to go on from."""
+"""Dead units removed during training: the same function, ties kept, and a state to resume from."""
 
 import copy
 from functools import partial
@@ -25,7 +25,7 @@ def net():
 
 
 def kill(model, channels=2, units=4):
-    """Make filters and units irrelevant, the biases of which stay."""
+    """Make filters and units irrelevant, except for their biases."""
     for index, count in ((0, channels), (4, units)):
         model[index].log_sigma2.data[:count] = 5.0
     return model.eval()
@@ -39,7 +39,7 @@ def examples(count=64):
 
 def test_a_shrunk_model_computes_the_same_and_goes_on_training():
     model, x = kill(net()), torch.randn(8, 1, 4, 4)
-    before, full = model(x), size(model)  # its graph stays alive
+    before, full = model(x), size(model)  # its graph is still alive
     assert shrink(model, x[:2])
     assert torch.allclose(model(x), before, atol=1e-5)
     assert model[0].weight.shape == (4, 1, 3, 3) and model[4].weight.shape == (8, 64) and model[1].num_features == 4
@@ -62,7 +62,7 @@ def test_a_fresh_model_takes_the_shapes_of_a_shrunk_one(tmp_path):
     model, x = kill(net()), torch.randn(8, 1, 4, 4)
     shrink(model, x[:2])
     kill(model, 1, 2)
-    assert shrink(model, x[:2])  # once more: what a checkpoint records adds up
+    assert shrink(model, x[:2])  # again: the checkpoint's records accumulate
     fresh = net().eval()
     reshape(fresh, model.surgery, model.state_dict())
     assert torch.equal(fresh(x), model(x))
@@ -115,10 +115,10 @@ def test_a_fit_shrinks_and_goes_on_after_a_stop_to_the_same_end(tmp_path, keep):
     result = run(straight)
     full = size(net())
     assert size(straight) < full and straight[0].weight.shape[0] <= 4
-    sizes = [-row["val_error"] for row in result.history]  # the largest, of which no weights fit any more, are the best
-    assert sizes[:2] == [full, full] and sizes[-1] < full  # not before the moment that was asked for
+    sizes = [-row["val_error"] for row in result.history]  # the largest are the best, but their weights no longer fit
+    assert sizes[:2] == [full, full] and sizes[-1] < full  # not before the requested moment
     assert all(0 <= row["sparsity"] <= 1 for row in result.history)
-    assert result.history[2]["sparsity"] > 0.1  # of the first number of weights, not of what is left
+    assert result.history[2]["sparsity"] > 0.1  # a fraction of the initial number of weights, not of the remaining ones
     steps = iter(range(1000))
     with pytest.raises(Interrupted):
         run(kill(net()), state=tmp_path / "state.pt", stop=lambda: next(steps) == 14)  # in the fourth epoch

@@ -1,4 +1,4 @@
-"""The choice of the number of threads: the fastest, found without a trace in what is trained."""
+"""The choice of the number of threads: the fastest, without any effect on what is trained."""
 
 import time
 
@@ -30,7 +30,7 @@ def short(monkeypatch):
 
 
 def sleeps(seconds):
-    """A step that takes as long as it says for the number of threads that is set."""
+    """A step whose duration depends on the current number of threads."""
     return lambda: time.sleep(seconds[torch.get_num_threads()])
 
 
@@ -40,11 +40,11 @@ def sleeps(seconds):
         ({1: 0.004, 2: 0.012, 4: 0.030}, 1),
         ({1: 0.030, 2: 0.008, 4: 0.020}, 2),
         ({1: 0.040, 2: 0.020, 4: 0.008}, 4),
-        ({1: 0.0200, 2: 0.0195, 4: 0.0190}, 1),  # hardly faster: not worth the threads
+        ({1: 0.0200, 2: 0.0195, 4: 0.0190}, 1),  # hardly faster, so not worth the threads
     ],
 )
 def test_the_fastest_number_is_taken(short, seconds, chosen, monkeypatch):
-    clock = [0.0]  # real ones jitter by more than the last case's differences
+    clock = [0.0]  # a real clock jitters by more than the differences in the last case
 
     def step():
         clock[0] += seconds[torch.get_num_threads()]
@@ -90,7 +90,7 @@ def test_a_trial_leaves_no_trace_but_the_number(short):
         result = train(tried)
         (trial,) = found
         assert torch.get_num_threads() == trial.threads
-        train(net())  # another fit goes on with that number
+        train(net())  # another fit keeps that number
         assert len(found) == 1
     assert not trial.failed and set(trial.seconds) == {1, 2, 4} and trial.threads in trial.seconds
     assert result.history == train(plain).history
@@ -113,7 +113,7 @@ def test_what_is_told_comes_before_any_training(short, tmp_path):
 def test_a_known_number_is_taken_without_a_trial_even_where_nothing_is_left_to_train(tmp_path):
     train(net(), state=tmp_path / "fit.pt")
     with choosing(pytest.fail, known=3):
-        assert torch.get_num_threads() == 4  # until the training
+        assert torch.get_num_threads() == 4  # until training starts
         train(net(), state=tmp_path / "fit.pt")
         assert torch.get_num_threads() == 3
 
@@ -131,7 +131,7 @@ def test_a_number_that_somebody_sets_stays():
         train(net())
         assert torch.get_num_threads() == 3
     assert found == [Trial(3)]
-    assert str(found[0]) == "3 threads of PyTorch, as set"
+    assert str(found[0]) == "3 PyTorch threads, as set"
     torch.set_num_threads(1)
     with choosing(found.append):
         train(net())
@@ -154,8 +154,8 @@ def test_a_trial_that_fails_is_said_and_the_error_is_the_trainings(short):
     with choosing(found.append), pytest.raises(ModelError, match="ZeroDivisionError: mine"):
         train(net(Faulty()))
     assert found[0].threads == torch.get_num_threads() == 4
-    assert "the trial of others failed (ZeroDivisionError: mine)" in str(found[0])
+    assert "the trial of other numbers failed (ZeroDivisionError: mine)" in str(found[0])
 
 
 def test_figures_are_said_in_a_line():
-    assert str(Trial(1, {1: 0.0007, 2: 0.00342})) == "threads of PyTorch: 1 (a step takes 0.7 ms with 1, 3.42 ms with 2)"
+    assert str(Trial(1, {1: 0.0007, 2: 0.00342})) == "PyTorch threads: 1 (a step takes 0.7 ms with 1, 3.42 ms with 2)"

@@ -1,4 +1,4 @@
-"""Fits in bfloat16 of dense networks with wide kernels, which some CPUs get wrong: as in float32, on whatever CPU this is."""
+"""Fits in bfloat16 of dense networks with wide kernels, which some CPUs get wrong: as in float32, whatever CPU this is."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from svdcompress.train import fit
 
 
 def wide():
-    """With torch 2.13 a CPU with AMX makes 64 times the first layer's result."""
+    """With torch 2.13, a CPU with AMX returns 64 times the first layer's result."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv1d(768, 128, 64), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, 2))
 
@@ -22,7 +22,7 @@ def narrow():
 
 
 def losses(model, precision, **more):
-    """Of two epochs of steps too small to matter."""
+    """The losses of two epochs, with steps too small to matter."""
     generator = torch.Generator().manual_seed(0)
     data = InMemory(torch.randn(8, 768, 127, generator=generator), torch.arange(8) % 2)
     settings = Training(epochs=2, batch_size=4, lr=1e-9, precision=precision)
@@ -33,7 +33,7 @@ def losses(model, precision, **more):
 def test_a_dense_network_has_the_loss_that_it_has_in_float32():
     with torch.no_grad():
         model = wide()
-        model[4].weight.mul_(30)  # so that 64 times the first layer's result shows
+        model[4].weight.mul_(30)  # so that a first layer's result 64 times too large shows
     assert losses(model, "bf16") == pytest.approx(losses(model, "no"), rel=0.01)
 
 
@@ -41,7 +41,7 @@ def test_a_teacher_answers_as_in_float32():
     def student():
         model = narrow()
         with torch.no_grad():
-            model[2].weight.mul_(300)  # so sure of all that it tells the teacher's answers apart
+            model[2].weight.mul_(300)  # so confident that differences between the teacher's answers show
         return model
 
     more = {"teacher": wide(), "distill": Distillation(weight=1.0, temperature=1.0)}

@@ -1,4 +1,4 @@
-"""Small models whose weights are used at several positions of a row, each of its own kind, with an input."""
+"""Small models whose weights are used at several positions of a row, each in a different way, with an input."""
 
 import torch
 from small_models import widen
@@ -20,7 +20,7 @@ class Tokens(nn.Module):
 
 
 class Vit(nn.Module):
-    """Patches, a transformer's encoder, the mean of the tokens, a head."""
+    """Patches, a transformer encoder, the mean of the tokens, a head."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Twice(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with one weight, and biases of their own."""
+    """Two layers with a shared weight, and their own biases."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class Tied(nn.Module):
 
 
 class Folded(nn.Module):
-    """Tokens folded into the batch: what the Linear sees has two dimensions, and yet several rows belong to one input."""
+    """Tokens folded into the batch: the Linear sees two dimensions, yet several rows belong to one input."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Folded(nn.Module):
 
 
 class TokensFirst(nn.Module):
-    """As many tokens as inputs, and the batch second."""
+    """Equal numbers of tokens and inputs, with the batch second."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ def cnn():
 
 
 def map_of_pixels():
-    """A label for each pixel: outputs at several positions of one weight."""
+    """A label for each pixel: one weight gives outputs at several positions."""
     return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 1))
 
 
@@ -143,7 +143,7 @@ MODELS = {
 
 
 def made(name, low=-5.0, high=-2.0):
-    """The variational model in `eval()`, with some dead weights and noisy biases, and an input."""
+    """A variational model in `eval()`, with some dead weights and noisy biases, and an input."""
     torch.manual_seed(0)
     make, shape = MODELS[name]
     model = widen(svdc.convert(make()), low=low, high=high, dead=0.2).eval()

@@ -10,7 +10,7 @@ import svdcompress as svdc
 
 
 def widen(model, seed=0, low=-5.0, high=-1.0, dead=0.3):
-    """Random log variances, with a share of the weights irrelevant."""
+    """Set random log variances, with a fraction of the weights irrelevant."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if hasattr(module, "log_sigma2"):
@@ -36,7 +36,7 @@ def convnet():
 
 
 def plain_draws(model, x, n, seed):
-    """n draws of each input, with noise of its own for each position, by one ordinary forward pass over repeated rows:
+    """n draws of each input, with separate noise for each position, by one ordinary forward pass over repeated rows:
     (n, inputs, ...), float64."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad(), svdc.sampling(model.eval(), generator=generator, local=True):
@@ -46,9 +46,9 @@ def plain_draws(model, x, n, seed):
 
 @torch.no_grad()
 def weight_draws(model, x, n, seed, run=None):
-    """The oracle: n draws of the output, each of a dense copy with weights from the posterior, (n, inputs, ...), float64.
+    """The oracle: n draws of the output, each from a dense copy with weights from the posterior, (n, inputs, ...), float64.
 
-    The copy has torch.nn's own layers. Masks, thresholds and variances of biases are read from the parameters here, and tied
+    The copy has torch.nn's own layers. Masks, thresholds and bias variances are read from the parameters here, and tied
     weights are drawn once. run: how to call a model on x.
     """
     generator = torch.Generator().manual_seed(seed)

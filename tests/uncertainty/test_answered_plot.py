@@ -1,4 +1,4 @@
-"""The curve of what is answered: a scale that shows small errors of classification, and a plain one elsewhere."""
+"""The curve of answered inputs: a scale that shows small classification errors, and a linear one for other tasks."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def contender(loss):
     ("task", "loss", "scale", "drawn"),
     [
         ("classification", [0.0, 0.02], "symlog", [0, 2]),
-        ("classification", [0.0, 0.0], "linear", [0, 0]),  # nothing is wrong: there is no smallest error to start from
+        ("classification", [0.0, 0.0], "linear", [0, 0]),  # no errors, so there is no smallest one to start from
         ("regression", [0.0, 4.0], "linear", [0, 2]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The paired bootstrap beside figures that are computed again for each drawn test set."""
+"""The paired bootstrap against figures recomputed for each drawn test set."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ALONE = torch.arange
 
 
 def predicted(n, seed, sharp=2.0, classes=4):
-    """Probabilities and labels that they tell something of."""
+    """Labels, and probabilities that are informative about them."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n,), generator=generator)
     logits = torch.randn(n, classes, generator=generator)
@@ -34,7 +34,7 @@ def test_totals_give_the_figures_of_the_set():
 
 def test_weights_count_an_input_as_often_as_they_say():
     p, labels = predicted(90, 3)
-    owner = torch.arange(30).repeat_interleave(3)  # three labels to an input
+    owner = torch.arange(30).repeat_interleave(3)  # three labels for each input
     drawn = torch.tensor([4, 4, 7, 29, 0, 4])
     weights = torch.bincount(drawn, minlength=30).double()[None]
     found = totals_of_probabilities(p, labels, owner, 30).figures(weights)

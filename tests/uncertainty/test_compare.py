@@ -90,7 +90,7 @@ def test_each_row_is_what_one_would_compute_by_hand(classification):
 
 
 def test_inputs_without_a_target_and_classes_ruled_out_change_nothing():
-    """Rows of classes -100 alone are neither sure nor right; a logit of -inf is a class that is not there."""
+    """Rows with only class -100 are neither sure nor right; a logit of -inf means that there is no such class."""
 
     class Tagger(nn.Module):
         def __init__(self, more):
@@ -121,7 +121,7 @@ def test_inputs_without_a_target_and_classes_ruled_out_change_nothing():
 
 
 def numbers(part):
-    """All numbers within a part of a result, in order."""
+    """All numbers in a part of a result, in order."""
     if isinstance(part, dict):
         part = list(part.values())
     if isinstance(part, list):
@@ -232,7 +232,7 @@ def test_shuffled_and_uniform_inputs_keep_what_they_should():
     sets = outside(batches_of(x, torch.zeros(6), 4))
     shuffled = torch.cat([part for part, _ in sets["shuffled"]()])
     assert shuffled.shape == x.shape and not torch.equal(shuffled, x)
-    pixels, moved = x.flatten(2).transpose(1, 2), shuffled.flatten(2).transpose(1, 2)  # colours stay together
+    pixels, moved = x.flatten(2).transpose(1, 2), shuffled.flatten(2).transpose(1, 2)  # colors stay together
     for before, after in zip(pixels, moved, strict=True):
         assert sorted(map(tuple, before.tolist())) == sorted(map(tuple, after.tolist()))
     uniform = torch.cat([part for part, _ in sets["uniform"]()])
@@ -252,7 +252,7 @@ def test_images_of_other_data_become_inputs_of_the_run():
     like = lambda images, **preprocessing: torch.cat(  # noqa: E731
         [part for part, _ in images_like(batches_of(images, torch.zeros(7), 3), preprocessing, limit=5)()]
     )
-    luma = 0.299 * colour[:6, 0] + 0.587 * colour[:6, 1] + 0.114 * colour[:6, 2]  # whole batches, until there are 5
+    luma = 0.299 * colour[:6, 0] + 0.587 * colour[:6, 1] + 0.114 * colour[:6, 2]  # whole batches, until there are at least 5
     steps = [{"normalize": {"mean": [0.5], "std": [0.25]}}, "flatten"]
     got = like(colour, input_shape=[1, 8, 8], transform=steps)
     torch.testing.assert_close(got, ((luma - 0.5) / 0.25).flatten(1))
@@ -261,9 +261,9 @@ def test_images_of_other_data_become_inputs_of_the_run():
     assert small.shape == (6, 1, 4, 4) and small.std() < luma.std()  # an average, not every second pixel
     grey = torch.rand(7, 1, 8, 8)
     assert torch.equal(like(grey, input_shape=[3, 8, 8]), grey[:6].expand(-1, 3, -1, -1))
-    with pytest.raises(DataError, match="the run's inputs are no images"):
+    with pytest.raises(DataError, match="the run's inputs are not images"):
         like(colour, input_shape=[64])
-    with pytest.raises(DataError, match="are no images, which the run takes"):
+    with pytest.raises(DataError, match="are not images, which the run needs"):
         like(torch.rand(7, 5), input_shape=[1, 8, 8])
 
 
@@ -281,7 +281,7 @@ def test_differences_are_paired_and_from_the_calibrated_dense_model(classificati
     for row in result["contenders"]:
         for name, found in row["difference"].items():
             assert found["value"] == pytest.approx(row["metrics"][name] - base[name], abs=1e-5)
-            assert found["low"] <= found["value"] + 1e-9 or name == "ece"  # whose bootstrap is biased upwards
+            assert found["low"] <= found["value"] + 1e-9 or name == "ece"  # its bootstrap is biased upwards
     assert all(found["low"] == found["high"] == 0 for found in result["contenders"][1]["difference"].values())
 
 

@@ -1,4 +1,4 @@
-"""Moments through dense layers whose weight is computed from other tensors: right, and nothing is written."""
+"""Moments through dense layers whose weight is computed from other tensors: right, and without writing anything."""
 
 import warnings
 
@@ -35,14 +35,14 @@ def made(layer, derive):
     torch.manual_seed(0)
     first, second, shape = LAYERS[layer]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the hooks are torch's former way
+        warnings.simplefilter("ignore", FutureWarning)  # torch deprecates these hooks
         model = nn.Sequential(first(), DERIVED[derive](second()))
     svdc.convert(model, include=["0"], log_sigma2=-3.0)
     return model.eval(), torch.randn(shape)
 
 
 def through_the_jacobian(model, x):
-    """Var = J v J^T on the diagonal, of the second layer as it runs, v being independent numbers of what it reads."""
+    """The diagonal of J v J^T for the second layer as it runs, where v are the variances of its independent inputs."""
     with torch.no_grad():
         mean, variance = model[0].moments(x)
         mean, variance = mean[:1], variance[:1]
@@ -68,7 +68,7 @@ def test_a_hook_that_changes_the_output_has_no_rule():
     seen = []
     handle = model[1].register_forward_hook(lambda layer, args, output: seen.append(output.shape))
     mc_predict(model, x, task="regression", method="moments")
-    assert seen  # one that looks on is no reason to refuse
+    assert seen  # a hook that only observes is no reason to refuse
     handle.remove()
     model[1].register_forward_hook(lambda layer, args, output: 2 * output)
     with pytest.raises(ModelError, match="no rule for a Linear whose hooks change"):

@@ -11,7 +11,7 @@ from svdcompress.uncertainty import Explained, compare, r2
 
 
 def by_hand(mean, target):
-    """1 - SS_res / SS_tot of each column in turn, then their mean; columns of one value have none."""
+    """The mean over columns of 1 - SS_res / SS_tot; constant columns are left out."""
     found = []
     for j in range(target.shape[1]):
         t, m = target[:, j].astype(np.float64), mean[:, j].astype(np.float64)
@@ -24,7 +24,7 @@ def by_hand(mean, target):
 @pytest.mark.parametrize("size", [1, 7, 50])
 def test_of_batches_it_is_that_of_all(outputs, size):
     rng = np.random.default_rng(0)
-    target = 1e4 + rng.normal(size=(50, outputs)) * [[0.1, 5, 100][:outputs]]  # far from 0 beside its spread
+    target = 1e4 + rng.normal(size=(50, outputs)) * [[0.1, 5, 100][:outputs]]  # far from 0 compared with its spread
     mean = target + rng.normal(size=target.shape)
     seen = Explained()
     for at in range(0, 50, size):

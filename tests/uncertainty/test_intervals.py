@@ -1,4 +1,4 @@
-"""Intervals against explicit samples of the data, exact sums of the binomial, and bootstraps."""
+"""Intervals against explicit samples of the data, exact binomial sums, and bootstraps."""
 
 import math
 
@@ -14,7 +14,7 @@ def seeded(seed=0):
 
 
 def test_coverage_is_that_of_the_central_95_percent():
-    """Targets a hair inside and outside 1.96 standard deviations; the quantile from the normal's inverse, not from the code."""
+    """Targets just inside and outside 1.96 standard deviations; the quantile is from the normal's inverse, not our code."""
     edge = float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.975, dtype=torch.float64)))
     target = torch.tensor([edge - 1e-3, -edge + 1e-3, edge + 1e-3, -edge - 1e-3, 1.7, 0.0], dtype=torch.float64)
     mean, variance = torch.full_like(target, 3.0), torch.full_like(target, 4.0)
@@ -26,7 +26,7 @@ def test_coverage_is_that_of_the_central_95_percent():
 
 @pytest.mark.parametrize(("share", "total"), [(0.02, 400), (0.1, 50), (0.5, 30), (0.0166, 10_000)])
 def test_wilson_holds_the_true_share_in_about_95_of_100(share, total):
-    """By the exact sum over all counts."""
+    """From the exact sum over all counts."""
     p = Binomial(total, torch.tensor(share, dtype=torch.float64)).log_prob(torch.arange(total + 1)).exp()
     inside = torch.tensor([low <= share <= high for low, high in (wilson(k, total) for k in range(total + 1))])
     assert 0.93 < float(p[inside].sum()) < 0.98
@@ -43,7 +43,7 @@ def test_wilson_is_the_published_formula_and_stays_within_0_and_1():
     "cells", [(0.9, 0.03, 0.05, 0.02), (0.95, 0.01, 0.0, 0.04), (0.97, 0.01, 0.01, 0.01), (0.95, 0.0, 0.03, 0.02)]
 )
 def test_paired_shares_hold_the_true_change(cells):
-    """Many test sets of 400 examples drawn from known chances of (both right, first wrong, second wrong, both wrong)."""
+    """Many test sets of 400 examples drawn with known probabilities of (both right, first wrong, second wrong, both wrong)."""
     truth = cells[2] - cells[1]
     draws = torch.multinomial(torch.tensor(cells), 400 * 1500, replacement=True, generator=seeded()).view(1500, 400)
     spans = [paired_shares((draw == 1) | (draw == 3), (draw == 2) | (draw == 3)) for draw in draws]
@@ -51,7 +51,7 @@ def test_paired_shares_hold_the_true_change(cells):
 
 
 def test_one_example_of_359_is_no_change_and_many_are():
-    """2.51% to 2.23% of 359 digits: the README once said that compression had done that."""
+    """From 2.51% to 2.23% of 359 digits: the README once credited compression with that."""
     before, after = torch.zeros(359).bool(), torch.zeros(359).bool()
     before[:9], after[:8] = True, True
     low, high = paired_shares(before, after)
@@ -59,13 +59,13 @@ def test_one_example_of_359_is_no_change_and_many_are():
     before[:40], after[:10] = True, True
     low, high = paired_shares(before, after)
     assert low < -30 / 359 < high < 0
-    first, second = torch.zeros(200).bool(), torch.zeros(200).bool()  # 0 is out where McNemar's chi-square is above 3.84
+    first, second = torch.zeros(200).bool(), torch.zeros(200).bool()  # 0 is outside if McNemar's chi-square exceeds 3.84
     for lost, gained in ((30, 12), (12, 30), (30, 25), (7, 1), (4, 0), (3, 0)):
         first[:], second[:] = False, False
         first[:lost], second[lost : lost + gained] = True, True
         low, high = paired_shares(first, second)
         assert (low <= 0 <= high) == ((gained - lost) ** 2 / (gained + lost) < 3.8415)
-    low, high = paired_shares(after, after)  # no example at all on which they differ
+    low, high = paired_shares(after, after)  # they differ on no example
     assert low < 0 < high < 0.015
 
 

@@ -1,4 +1,4 @@
-"""mc_predict against a loop over draws with the textbook's formulas, written out."""
+"""mc_predict against a loop over draws with the textbook formulas, written out."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ def seeded(seed=0):
 
 
 def z_score(mean, draws):
-    """The largest difference of two means of equally many draws, in standard deviations."""
+    """The largest difference between two means of equally many draws, in standard deviations."""
     return ((mean - draws.mean(0)) / (2 * draws.var(0) / len(draws)).sqrt()).abs().max()
 
 
 def recorded(monkeypatch):
-    """The outputs that the sums are fed with, (draws, inputs, ...), collected in the order of inputs."""
+    """The outputs passed to the sums, (draws, inputs, ...), collected in the order of the inputs."""
     from svdcompress.likelihoods import _binary, _classification, _regression, _sums
 
     seen = {}
@@ -128,7 +128,7 @@ def test_every_way_draws_from_the_same_marginals(make, way):
     draws = weight_draws(model, inputs, n, seed=3)
     assert z_score(got.mean, draws) < 4.5
     assert (got.epistemic / draws.var(0) - 1).abs().max() < 0.2
-    if not way.get("members"):  # and training's estimator, on demand
+    if not way.get("members"):  # training's estimator too, on request
         got = mc_predict(model, inputs, n, task="regression", generator=seeded(2), local=True, **way)
         draws = plain_draws(model, inputs, n, seed=3)
         assert z_score(got.mean, draws) < 4.5
@@ -204,7 +204,7 @@ def test_mc_dropout(way, gaussian, dropout):
 
 
 class Branching(nn.Module):
-    """Looks at values that are random, which vmap refuses."""
+    """Branches on random values, which vmap refuses."""
 
     def __init__(self):
         super().__init__()
@@ -246,7 +246,7 @@ def test_what_depends_on_no_noise_is_computed_once(x):
 
     model = widen(svdc.convert(nn.Sequential(nn.Linear(4, 5), Count(), nn.ReLU(), nn.Linear(5, 3)), exclude=["0"]))
     mc_predict(model, x, 50)
-    assert Count.rows == 5 + 3 + 5  # the first look at two numbers of inputs, and the pass
+    assert Count.rows == 5 + 3 + 5  # a probe with two numbers of inputs, then the pass
 
 
 def test_residual_models_mix_both_kinds_of_rows(x):

@@ -1,4 +1,4 @@
-"""One-pass moments against 10,000 samples: exact where they should be, near elsewhere."""
+"""One-pass moments against 10,000 samples: exact where they should be, close elsewhere."""
 
 import numpy as np
 import pytest
@@ -24,18 +24,18 @@ def moments(model, x, task="regression", **kwargs):
 
 
 def check_exact(model, x):
-    """Mean and variance within what 10,000 samples can tell."""
+    """Check that mean and variance agree within the error of 10,000 samples."""
     got = moments(model, x)
     draws = plain_draws(model, x, SAMPLES, seed=1)
     variance, fourth = draws.var(0), (draws - draws.mean(0)).pow(4).mean(0)
-    error = (torch.maximum(variance, got.variance) / SAMPLES).sqrt()  # a rare event may not have come up at all
+    error = (torch.maximum(variance, got.variance) / SAMPLES).sqrt()  # a rare event may not have occurred at all
     assert ((got.mean - draws.mean(0)) / error.clamp_min(1e-6)).abs().max() < 4.5
     noise = ((fourth - variance**2) / SAMPLES).clamp_min(0).sqrt()
     assert ((got.variance - variance) / (noise + 1e-5)).abs().max() < 4.5
 
 
 def check_near(model, x, mean=0.15, std=0.2):
-    """Mean within a share of a standard deviation, standard deviation within a share of itself."""
+    """Check the mean to within a fraction of a standard deviation, and the standard deviation to a fraction of itself."""
     got = moments(model, x)
     draws = plain_draws(model, x, SAMPLES, seed=1)
     assert ((got.mean - draws.mean(0)).abs() / draws.std(0)).max() < mean
@@ -60,7 +60,7 @@ def check_near(model, x, mean=0.15, std=0.2):
 def test_exact_in_what_is_linear_or_one_relu(layers, shape):
     torch.manual_seed(0)
     model = nn.Sequential(*layers)
-    for layer in layers:  # made when the tests are collected, ahead of any seed
+    for layer in layers:  # they are made when tests are collected, before any seed
         getattr(layer, "reset_parameters", lambda: None)()
     model = widen(svdc.convert(model))
     if isinstance(layers[-1], nn.BatchNorm2d):
@@ -117,7 +117,7 @@ def test_the_larger_of_two_and_of_a_window():
     pooled = max_pool(x, 3, 2, 1)
     noise = torch.randn(50_000, 2, 5, 5, generator=seeded(2))
     draws = F.max_pool2d(x.mean + x.variance.sqrt() * noise, 3, 2, 1)
-    assert (pooled.mean - draws.mean(0)).abs().max() < 0.05  # Clark's approximation of a maximum of more than two
+    assert (pooled.mean - draws.mean(0)).abs().max() < 0.05  # Clark's approximation for a maximum of more than two
     assert (pooled.variance.sqrt() / draws.std(0) - 1).abs().max() < 0.15
     certain = max_pool(Moments(x.mean, x.variance * 0), 3, 2, 1)
     torch.testing.assert_close(certain.mean, F.max_pool2d(x.mean, 3, 2, 1))
@@ -137,7 +137,7 @@ def test_average_pooling_weighs_its_windows(padded, ceil):
 
 
 class Functional(nn.Module):
-    """LeNet-like, written with functions and methods, with a residual sum and a dense layer between."""
+    """Like LeNet, written with functions and methods, with a residual sum around a dense layer."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +188,7 @@ def test_the_batch_goes_through_in_slices(task, monkeypatch):
         _moments, "propagate", lambda follow, x, old=_moments.propagate: (rows.append(len(x)), old(follow, x))[1]
     )
     whole, sliced = (moments(model, x, task, samples=4000, generator=seeded(1), chunk=chunk) for chunk in (None, 4))
-    assert rows == [8, 11, 8, *(8, 3), 4, 4, 3]  # in brackets: whether it may be cut
+    assert rows == [8, 11, 8, *(8, 3), 4, 4, 3]  # in parentheses: whether it may be cut
     probabilities = task in ("classification", "binary")
     tolerance = {"rtol": 0.05, "atol": 0.02} if probabilities else {"rtol": 1e-5, "atol": 1e-6}  # other draws of the logits
     for name, value in whole.numpy().items():
@@ -196,7 +196,7 @@ def test_the_batch_goes_through_in_slices(task, monkeypatch):
 
 
 class Optional(nn.Module):
-    """Arguments with defaults, keyword calls, and sums with a factor."""
+    """Default arguments, keyword calls, and sums with a factor."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models whose outputs have other rows than the inputs: refused, before zeros stand for inputs that were never predicted."""
+"""Models whose outputs have a different number of rows: refused, so that zeros do not stand for inputs never predicted."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from svdcompress.uncertainty import ensemble_predict, mc_predict, mean_predict
 
 
 class Bag(nn.Module):
-    """One answer to all rows together."""
+    """One answer for all rows together."""
 
     def __init__(self, rows=1):
         super().__init__()
@@ -42,14 +42,14 @@ def test_other_rows_than_inputs_are_refused(predict, rows):
 
 
 def test_a_bag_that_is_too_large_for_one_pass_is_not_cut():
-    """Each slice would be a bag of its own."""
+    """Each slice would be a separate bag."""
     for call in (mean_predict, lambda model, x: mc_predict(model, x, 2, chunk=1)):
         with pytest.raises(ModelError, match=r"output has 1 row for 8 inputs"):
             call(bag(), torch.randn(4000, 8))
 
 
 class Short(nn.Module):
-    """No more than twenty answers, however many inputs."""
+    """At most twenty answers, however many inputs there are."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Inputs from elsewhere made of token ids, and sets that would be the test data again."""
+"""Out-of-distribution inputs made from token ids, and sets that would equal the test data."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_tokens_are_shuffled_and_drawn_within_their_text():
     for name, batches in sets.items():
         parts = [part for part, _ in batches()]
         got = torch.cat([part["input_ids"] for part in parts])
-        assert torch.equal(got[~inside], ids[~inside]) and got.dtype == ids.dtype  # padding and frame
+        assert torch.equal(got[~inside], ids[~inside]) and got.dtype == ids.dtype  # padding and special tokens
         assert (got[inside] != ids[inside]).double().mean() > 0.4
         assert torch.equal(torch.cat([part["attention_mask"] for part in parts]), mask)
         assert torch.equal(torch.cat([part["token_type_ids"] for part in parts]), kinds)
@@ -53,11 +53,11 @@ def test_tokens_alone_change_and_other_whole_numbers_stay():
     ids = texts()[0][:, 1:4]
     for batches in outside(batches_of(ids)).values():
         assert not torch.equal(torch.cat([part for part, _ in batches()]), ids)
-    assert outside(batches_of({"place": ids, "kind": ids})) == {}  # nothing is known of these: no set to compare with
+    assert outside(batches_of({"place": ids, "kind": ids})) == {}  # their meaning is unknown, so there is no set to compare
 
 
 def test_a_set_that_is_the_test_data_again_is_left_out():
-    assert set(outside(batches_of(torch.rand(12, 1)))) == {"uniform"}  # one number has no order
+    assert set(outside(batches_of(torch.rand(12, 1)))) == {"uniform"}  # a single number cannot be shuffled
     assert outside(batches_of(torch.rand(12))) == {}
     assert outside(batches_of(torch.full((12, 4), 7))) == {}  # one token only
 

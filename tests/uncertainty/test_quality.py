@@ -82,7 +82,7 @@ def test_rejection_by_hand():
 
 def test_auroc_is_the_share_of_pairs_in_order():
     generator = torch.Generator().manual_seed(0)
-    inside = torch.randint(0, 40, (30,), generator=generator) * 1e-9  # scores are compared, not squashed
+    inside = torch.randint(0, 40, (30,), generator=generator) * 1e-9  # scores are compared at full precision
     outside = torch.randint(20, 60, (50,), generator=generator) * 1e-9
     pairs = [(1.0 if b > a else 0.5 if a == b else 0.0) for a in inside.tolist() for b in outside.tolist()]
     assert auroc(inside, outside) == pytest.approx(np.mean(pairs), abs=1e-6)
@@ -95,7 +95,7 @@ def test_temperature_against_a_fine_grid():
     grid = torch.linspace(0.5, 4, 3501, dtype=torch.float64)
     losses = torch.stack([F.cross_entropy(logits / t, labels) for t in grid])
     assert fitted == pytest.approx(float(grid[losses.argmin()]), abs=2e-3)
-    assert fitted == pytest.approx(1 / 0.7, rel=0.1)  # what the labels were drawn with
+    assert fitted == pytest.approx(1 / 0.7, rel=0.1)  # the labels were drawn with this
 
 
 def test_temperature_of_one_logit_and_of_a_perfect_network():
@@ -108,14 +108,14 @@ def test_temperature_of_one_logit_and_of_a_perfect_network():
 
 
 def test_the_temperature_of_logits_that_rule_classes_out():
-    """A class that is ruled out takes no part: the temperature is that of the others."""
+    """An impossible class has no effect: the temperature is that of the others."""
     logits, labels = random_predictions(2000)
     gone = torch.full((len(logits), 1), -math.inf, dtype=logits.dtype)
     assert fit_temperature(torch.cat([logits, gone], 1), labels) == pytest.approx(fit_temperature(logits, labels), rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(math.nan, "NaN or"), (math.inf, "NaN or"), (-math.inf, "1 of them are of a class")]
+    ("value", "message"), [(math.nan, "NaN or"), (math.inf, "NaN or"), (-math.inf, "1 of them belong to a class")]
 )
 def test_logits_that_no_temperature_fits(value, message):
     logits, labels = random_predictions(50)

@@ -1,4 +1,4 @@
-"""What mc_predict and mean_predict refuse, and what they keep out of the user's way."""
+"""What mc_predict and mean_predict refuse, and internal details they keep from the user."""
 
 import math
 
@@ -127,7 +127,7 @@ def test_a_variance_that_overflows_is_told(x):
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("samples", [1, 7, 97])
 def test_no_standard_deviation_is_nan(x, full, samples):
-    """Rounding leaves variances that should be 0 a little below it: for irrelevant weights, and for certain classes."""
+    """Rounding makes variances that should be 0 slightly negative: for irrelevant weights, and for certain classes."""
     constant = svdc.convert(nn.Sequential(nn.Linear(4, 3)), log_sigma2=12.0)
     certain = svdc.convert(nn.Sequential(nn.Linear(4, 3)), log_sigma2=-8.0)
     certain[0].weight.data *= 30

@@ -1,4 +1,4 @@
-"""Draws as rows of one batch: the same as draws by themselves wherever they are made so, and not made so anywhere else."""
+"""Draws as rows of one batch: equal to separate draws where this is valid, and not used anywhere else."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_convolutions(channels_last):
 
 
 class Own(nn.Sequential):
-    """A chain, but with a `forward` that nobody has read."""
+    """A chain, but with a custom `forward` whose effect is unknown."""
 
 
 def hooked(kind):
@@ -161,7 +161,7 @@ def test_antithetic_pairs_are_opposite(make, monkeypatch):
     if isinstance(model, StochasticLayer):
         centre = model.eval()(x)
         torch.testing.assert_close(draws[:40] - centre, centre - draws[40:])
-    else:  # at a rate of one half, what stays in a draw goes in its opposite
+    else:  # at a rate of one half, an antithetic draw keeps exactly the units that the other drops
         assert (((draws[:40] == 0) ^ (draws[40:] == 0)) | (x == 0)).all()
     assert len({tuple(draw.flatten().tolist()) for draw in draws}) == 80
 
@@ -177,7 +177,7 @@ def test_the_width_of_flat_chains_needs_no_pass():
     assert width(nn.Sequential(nn.Flatten(), nn.Linear(8, 9)), torch.randn(5, 2, 4), 5) == 9
     assert width(svdc.convert(convnet()), torch.randn(5, 1, 8, 8), 5) is None
     mc_predict(model, x, 10, dim=-1)
-    assert passes == [5, 5]  # with a hook it is no chain that is known: its width, and the draws
+    assert passes == [5, 5]  # with a hook it does not count as a chain: a pass for its width, and one for the draws
     with pytest.raises(DataError, match="x does not fit Sequential"):
         mc_predict(svdc.convert(mlp(4, 9, 3)), torch.randn(5, 7))
 

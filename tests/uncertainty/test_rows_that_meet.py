@@ -1,4 +1,4 @@
-"""Models in which rows of a batch meet: noise for each row would average out, so their weights are drawn."""
+"""Models in which rows of a batch interact: noise for each row would average out, so their weights are drawn."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from svdcompress.uncertainty import _predict, mc_predict, mean_predict
 
 
 class Mixed(nn.Module):
-    """Each row and three times the mean of all: of linear maps, whose variance has a closed form."""
+    """Each row plus three times the mean of all, through linear maps, so the variance has a closed form."""
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(8, 1)
-        nn.init.ones_(self.linear.weight)  # so that none is irrelevant
+        nn.init.ones_(self.linear.weight)  # so that no weight is irrelevant
 
     def forward(self, x):
         h = self.linear(x)
@@ -23,7 +23,7 @@ class Mixed(nn.Module):
 
 
 class Sequence(nn.Module):
-    """A sequence without a batch dimension: what it says of the whole, at each place."""
+    """A sequence without a batch dimension: the answer for the whole, at each position."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def test_spreads_are_those_of_members(make):
 
 
 class Apart(nn.Module):
-    """Rows by themselves, in a forward that is no chain."""
+    """Independent rows, in a forward that is not a chain."""
 
     def __init__(self, noisy=False):
         super().__init__()
@@ -81,7 +81,7 @@ class Apart(nn.Module):
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_rows_by_themselves_keep_noise_of_their_own(noisy):
-    """Also where a model draws by itself, so that its outputs change from call to call."""
+    """Also if the model itself draws random numbers, so that its outputs change from call to call."""
     model, x = svdc.convert(Apart(noisy), log_sigma2=-2.0).eval(), torch.randn(4, 8)
     twice = torch.cat([x, x])
     with torch.no_grad(), svdc.sampling(model, generator=seeded()) as sampler:
@@ -99,7 +99,7 @@ def test_rows_that_meet_in_half_precision_and_by_infinite_outputs():
     half, given = mixed()
     ruled = svdc.convert(Ruled(), log_sigma2=-2.0).eval()
     for model, x in ((half.bfloat16(), given.bfloat16()), (ruled, given)):
-        x += torch.arange(len(x))[:, None].to(x)  # far apart, as bfloat16 needs it
+        x += torch.arange(len(x))[:, None].to(x)  # far apart, because bfloat16 is coarse
         with torch.no_grad(), svdc.sampling(model) as sampler:
             model(x)
             assert len(sampler.shared) == 1
@@ -107,7 +107,7 @@ def test_rows_that_meet_in_half_precision_and_by_infinite_outputs():
 
 @pytest.mark.parametrize("way", [{}, {"members": True}, {"local": True}, {"antithetic": True}], ids=str)
 def test_a_batch_whose_rows_meet_goes_through_whole(way, monkeypatch):
-    """However wide the model is; only the draws are cut."""
+    """However wide the model is; only the draws are split."""
     monkeypatch.setitem(_predict.BUDGET, "cpu", 20)
     torch.manual_seed(0)
     model, x = svdc.convert(Mixed(), log_sigma2=-30.0).eval(), torch.randn(8, 8)
@@ -115,5 +115,5 @@ def test_a_batch_whose_rows_meet_goes_through_whole(way, monkeypatch):
     for found in (mean_predict(model, x, task="regression"), mc_predict(model, x, 6, task="regression", **way)):
         torch.testing.assert_close(found.mean, want, rtol=0, atol=1e-4)
     torch.testing.assert_close(mc_predict(model, x, 6, task="regression", chunk=9, **way).mean, want, rtol=0, atol=1e-4)
-    with pytest.raises(UsageError, match=r"chunk: 7; the rows of a batch meet.*at least 8"):
+    with pytest.raises(UsageError, match=r"chunk: 7; the rows of a batch interact.*at least 8"):
         mc_predict(model, x, 6, task="regression", chunk=7, **way)

@@ -1,4 +1,4 @@
-"""Risk and coverage beside every threshold tried in turn."""
+"""Risk and coverage against trying every threshold in turn."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_the_largest_share_that_keeps_a_loss(ties):
         assert entry["share"] == pytest.approx(share) and entry["threshold"] == threshold
     curve = dict(zip(found["share"], found["loss"], strict=True))
     for share, mean, _ in by_thresholds(score, loss):
-        if share in curve:  # all inputs, at least
+        if share in curve:  # true for all inputs, at least
             assert curve[share] == pytest.approx(mean)
     assert curve[1.0] == pytest.approx(float(loss.mean()))
 

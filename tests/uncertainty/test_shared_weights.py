@@ -1,4 +1,4 @@
-"""Draws are the posterior's where a weight is used at several positions: against dense copies with weights drawn explicitly."""
+"""Draws are from the posterior even if a weight is used at several positions: against dense copies with drawn weights."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def run(model, x):
 
 
 def z_scores(ours, oracle):
-    """The largest differences, in standard errors, of means, of variances and of covariances between all numbers of an input.
+    """The largest differences, in standard errors, of means and of (co)variances between all numbers of an input.
 
     ours, oracle: draws, (n, inputs, numbers).
     """
@@ -44,7 +44,7 @@ def z_scores(ours, oracle):
 
 
 def recorded(monkeypatch):
-    """Outputs that the sums are fed with, (draws, inputs, ...)."""
+    """The outputs passed to the sums, (draws, inputs, ...)."""
     from svdcompress.likelihoods import _regression
 
     seen = {}
@@ -80,7 +80,7 @@ def test_draws_are_those_of_the_weights(name, way, monkeypatch):
     ours, oracle = outputs().flatten(2), weight_draws(model, x, draws_of(name), 2, run).flatten(2)
     assert ours.shape == (n, *oracle.shape[1:])
     mean, covariance = z_scores(ours, oracle)
-    covariance /= 2**0.5 if "antithetic" in way else 1  # half of the draws, mirrored, say nothing new of it
+    covariance /= 2**0.5 if "antithetic" in way else 1  # the mirrored half of the draws adds no information about it
     assert mean < 4.5 and covariance < 5, (mean, covariance)
     torch.testing.assert_close(got.epistemic.flatten(), ours.var(0, correction=0).flatten())
 
@@ -97,7 +97,7 @@ def test_sampling_draws_the_weights_anew_at_each_call(name):
 
 @pytest.mark.parametrize("name", ["tokens", "folded", "twice", "tied"])
 def test_local_draws_are_others(name):
-    """Training's estimator, on demand: what the tests above tell from the posterior's."""
+    """Training's estimator, on request: the tests above can tell it from the posterior."""
     model, x = made(name)
     oracle = weight_draws(model, x, N, 2, run).flatten(2)
     got = mc_predict(model, x, N, task="regression", generator=seeded(1), local=True)
@@ -108,8 +108,8 @@ def test_local_draws_are_others(name):
 
 
 def test_the_mean_of_64_tokens():
-    """N(0, 1/8) weights, inputs of size 1 whose mean over the tokens is 1: a standard deviation of 1, and with noise for each
-    token by itself of an eighth of that."""
+    """N(0, 1/8) weights, inputs of size 1 whose mean over the tokens is 1: a standard deviation of 1; with separate noise for
+    each token, an eighth of that."""
     model = svdc.convert(Tokens(), log_sigma2=-torch.tensor(8.0).log().item()).eval()
     model.linear.weight.data.fill_(3.0)
     x = torch.ones(5, 64, 8)
@@ -121,7 +121,7 @@ def test_the_mean_of_64_tokens():
 
 def test_one_draw_has_one_set_of_weights_for_all_inputs(monkeypatch):
     model, x = made("cnn")
-    model[8].log_sigma2.data.fill_(-60.0)  # the head has noise for each row
+    model[8].log_sigma2.data.fill_(-60.0)  # otherwise the head would have noise for each row
     model[8].bias_sigma2 = None
     outputs = recorded(monkeypatch)
     mc_predict(model, torch.cat([x, x, x]), 20, task="regression", generator=seeded(), chunk=12)
@@ -133,7 +133,7 @@ def test_one_draw_has_one_set_of_weights_for_all_inputs(monkeypatch):
     monkeypatch.undo()
     outputs = recorded(monkeypatch)
     mc_predict(model, torch.cat([x, x]), 20, task="regression", generator=seeded())
-    assert (outputs()[:, :3] - outputs()[:, 3:]).abs().min() > 1e-6  # rows by themselves, where that is the same
+    assert (outputs()[:, :3] - outputs()[:, 3:]).abs().min() > 1e-6  # rows get separate noise where that is equivalent
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -162,7 +162,7 @@ def test_a_layer_that_is_not_called_or_a_batch_that_cannot_change():
             self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
 
         def forward(self, x):
-            return self.used(x.view(2, 2, 4).flatten(0, 1))  # a batch of 4 alone
+            return self.used(x.view(2, 2, 4).flatten(0, 1))  # only works with a batch of 4
 
     model, x = widen(svdc.convert(Odd())).eval(), torch.randn(4, 4)
     got = mc_predict(model, x, 2000, task="regression", generator=seeded())
@@ -176,7 +176,7 @@ def test_a_layer_that_is_not_called_or_a_batch_that_cannot_change():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_precisions_have_the_same_spread(dtype):
-    model, x = made("cnn", low=-18, high=-16)  # variances that float16 has no room for
+    model, x = made("cnn", low=-18, high=-16)  # float16 cannot represent variances this small
     want = mc_predict(model, x, 2000, task="regression", generator=seeded(1)).epistemic
     half = model.to(dtype)
     for layer in stochastic_layers(half):
@@ -200,7 +200,7 @@ def test_gradients_pass_through_drawn_weights(name):
 
 
 def test_calls_of_a_part_are_draws_by_themselves():
-    """A layer twice within one call of a part has one weight; two calls of it have two."""
+    """A layer that is called twice within one call of a part has one weight; two calls of the part have two."""
     model, x = made("twice")
     whole = nn.ModuleDict({"part": model})
     with torch.no_grad(), svdc.sampling(whole, generator=seeded(1)):

@@ -1,4 +1,4 @@
-"""Corruptions beside scipy's, and what they leave as it was."""
+"""Corruptions against scipy's, and what they leave unchanged."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_images_have_five_kinds_at_five_levels_and_repeat():
         assert torch.equal(all_of(levels[3]), all_of(levels[3]))
         assert all_of(levels[5]).min() >= x.min() - 1e-5 and all_of(levels[5]).max() <= x.max() + 1e-5
     noisy = all_of(found["noise"][1])
-    inside = (noisy > x.min()) & (noisy < x.max())  # what was cut off at the range's ends is less
+    inside = (noisy > x.min()) & (noisy < x.max())  # values clipped at the ends of the range have less noise
     assert float((noisy - x)[inside].std()) == pytest.approx(0.05 * float(x.max() - x.min()), rel=0.15)
 
 
@@ -132,4 +132,4 @@ def test_words_are_lost_to_the_mask_or_to_other_words():
 
 def test_inputs_of_which_nothing_is_known():
     assert shifts(batches_of({"place": torch.ones(6, 4, dtype=torch.long)})) == {}
-    assert shifts(batches_of(torch.full((6, 2), 3.0))) == {}  # columns that are constant stay as they are
+    assert shifts(batches_of(torch.full((6, 2), 3.0))) == {}  # constant columns stay unchanged

@@ -1,4 +1,4 @@
-"""The state of a draw belongs to the call: threads and tasks on one model see nothing of each other's."""
+"""The state of a draw belongs to its call: threads and tasks that use one model do not affect each other."""
 
 import asyncio
 import contextvars
@@ -22,7 +22,7 @@ THREADS, CALLS = 8, 200
 
 @pytest.fixture(autouse=True)
 def switching():
-    """Threads change places as often as can be."""
+    """Makes threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -45,7 +45,7 @@ def made(name):
 
 
 def in_threads(work, count=THREADS):
-    """What `work(i)` gives in each of so many threads that start together."""
+    """The results of `work(i)` in `count` threads that start together."""
     start = threading.Barrier(count)
 
     def run(i):
@@ -58,7 +58,7 @@ def in_threads(work, count=THREADS):
 
 
 def everything(module):
-    """All that hangs on a model's modules, by identity."""
+    """Everything stored in a model's modules, by identity."""
     return {
         name: (part.training, {key: _plain(value) for key, value in vars(part).items()})
         for name, part in module.named_modules()
@@ -181,7 +181,7 @@ def test_the_memory_of_a_draw_goes_with_it():
     mc_predict(model, x, 20)
     with torch.no_grad(), svdc.sampling(model) as sampler:
         model(x)
-        assert not sampler.noises  # no longer than the call
+        assert not sampler.noises  # gone after the call
     assert all(not vars(layer).keys() & {"sampler", "_own", "_cache"} for layer in stochastic_layers(model))
 
 
@@ -215,7 +215,7 @@ def test_tasks_of_asyncio():
                 one = model(x)
                 await asyncio.sleep(0)
                 assert not torch.equal(model(x), one)
-                assert not torch.equal(await asyncio.to_thread(model, x), exact)  # which takes the context along
+                assert not torch.equal(await asyncio.to_thread(model, x), exact)  # it copies the context
 
     async def quiet():
         for _ in range(60):

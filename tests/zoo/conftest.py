@@ -1,4 +1,4 @@
-"""What all tests of the zoo have in common."""
+"""Shared by all tests of the zoo."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from svdcompress.prune._operators import bugs_raised
 
 @pytest.fixture(scope="session", autouse=True)
 def bugs_of_handlers_are_raised():
-    """A handler's own mistake fails the tests; for users its units stay, with a note."""
+    """A bug in a handler fails the tests; for users, its units stay, with a note."""
     with bugs_raised():
         yield

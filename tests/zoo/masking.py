@@ -1,4 +1,4 @@
-"""Masks with dead rows, dead columns and zeros strewn about; models shaken out of their initial zeros and ones."""
+"""Masks with dead rows, dead columns and scattered zeros; models moved away from initial zeros and ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from svdcompress.relevance import hold
 
 
 def shake(model: nn.Module) -> nn.Module:
-    """Biases, norm scales and statistics that are neither 0 nor 1, so that constants of dead units matter."""
+    """Make biases, norm scales and statistics neither 0 nor 1, so that constants of dead units matter."""
     for module in model.modules():
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
@@ -29,7 +29,7 @@ def shake(model: nn.Module) -> nn.Module:
 
 
 def random_masks(model: nn.Module, strewn: float = 0.2, rows: float = 0.3, columns: float = 0.2) -> dict[str, Tensor]:
-    """Masks of a converted model: shares of single weights, of whole outputs and of whole inputs that go."""
+    """Masks of a converted model, given the fractions of single weights, whole outputs and whole inputs to drop."""
     masks = {}
     for name, layer in variational_layers(model):
         shape = layer.canonical(layer.weight).shape
@@ -44,7 +44,7 @@ def random_masks(model: nn.Module, strewn: float = 0.2, rows: float = 0.3, colum
 
 
 def masked(model: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
-    """The oracle: a copy of the whole model that holds the masks."""
+    """The oracle: a copy of the unpruned model that holds the masks."""
     return hold(copy.deepcopy(model), masks).eval()
 
 

@@ -1,4 +1,4 @@
-"""Networks of real size: what discovery, surgery and verification cost, in CPU seconds and in memory."""
+"""Networks of realistic size: the cost of discovery, surgery and verification, in CPU seconds and memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(seconds, (peak - before) / 2**20, peak / 2**20)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "limit", "memory"), [("resnet-50", 10, 2.0), ("vit-b", 20, 4.0), ("bert-base", 20, 4.5)])
 def test_real_sizes(name: str, limit: float, memory: float) -> None:
-    """CPU time of one thread: two cores take less by the clock, and other work on the machine matters little.
+    """CPU time of one thread, so that the number of cores and other work on the machine matter little.
 
     memory: GiB of the whole process, model and torch included.
     """

@@ -1,4 +1,4 @@
-"""Pruned models of the zoo export, and their files compute what the masked models do."""
+"""Pruned models of the zoo export to ONNX, and their files compute the same as the masked models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architecture of the zoo: masked and pruned agree, something goes or a reason is given, and it survives a checkpoint."""
+"""Every architecture of the zoo: masked and pruned agree, units go or a reason is given, and checkpoints preserve it all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_pruned_is_masked(name: str, seed: int, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", _names())
 def test_dead_units_go(name: str) -> None:
-    """With many dead rows every one of these gets smaller."""
+    """With many dead rows, every one of these gets smaller."""
     model, inputs = _model(name, 2)
     small = prune(model, inputs, masks=random_masks(model, strewn=0.0, rows=0.7, columns=0.6))
     assert small.pruning.parameters_after < small.pruning.parameters_before

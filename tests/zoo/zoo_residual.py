@@ -1,4 +1,4 @@
-"""Chains and residual networks, written out as torchvision and timm have them."""
+"""Chains and residual networks, written as in torchvision and timm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent networks, transformers, gated ones, and unusual inputs and outputs."""
+"""Recurrent networks, transformers, gated networks, and unusual inputs and outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gru() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """As timm writes it: one projection to q, k and v, and `num_heads` in a reshape."""
+    """As in timm: one projection to q, k and v, and `num_heads` in a reshape."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def gated() -> nn.Module:
     return Gated()
 
 
-# Ways in and out
+# Unusual inputs and outputs
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Result:
 
 
 class TwoTowers(nn.Module):
-    """Two keyword inputs, one reused module, tied weights, a frozen layer, a dataclass of two outputs."""
+    """Two keyword inputs, one reused module, tied weights, a frozen layer, a dataclass with two outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Architectures of transformers, small and random."""
+"""Transformer architectures, small and random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the well-known families lack: gates by chunk, branches by softmax, spectra, norms, constants that depend on places."""
+"""What the well-known families lack: gates by chunk, branches by softmax, spectra, norms, position-dependent constants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zoo_register import entry, image
 
 
 class ChannelAndPlace(nn.Module):
-    """CBAM: a gate for each channel from two poolings, and one for each place from mean and maximum over the channels."""
+    """CBAM: a gate for each channel from two poolings, and one for each position from mean and maximum over the channels."""
 
     def __init__(self, channels: int = 12) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ def cbam() -> nn.Module:
 
 
 class Selective(nn.Module):
-    """SKNet: a softmax chooses between branches; the number of channels stands in a view of the outermost module."""
+    """SKNet: a softmax weights the branches; the number of channels is used in a view in the outermost module."""
 
     def __init__(self, channels: int = 8) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def sknet() -> nn.Module:
 
 
 class Gates(nn.Module):
-    """Three gates by chunk, and a block used three times over."""
+    """Three gates by chunk, and a block used three times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def norms() -> nn.Module:
 
 
 class WeightNormed(nn.Module):
-    """Layers whose weight is computed stay; those behind them must not be taken for constant."""
+    """Layers with computed weights stay; the layers after them must not count as constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def sequence_first() -> nn.Module:
 
 
 class Positions(nn.Module):
-    """A dead unit holds its position's embedding: a constant on the first positions, another one later on."""
+    """A dead unit carries its position's embedding: one constant at the first positions, others later on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def positions() -> nn.Module:
 
 @entry("mobilenet-small-image", image(4))
 def small_image() -> nn.Module:
-    """The depthwise convolution sees one pixel here, and on larger images a border of zeros around more."""
+    """The depthwise convolution sees one pixel here; on larger images it sees several, with a border of zeros."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 24, 1), nn.ReLU6(), nn.Conv2d(24, 24, 3, 2, 1, groups=24)),
         *(nn.ReLU6(), nn.Conv2d(24, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 3)),
@@ -149,7 +149,7 @@ def small_image() -> nn.Module:
 
 
 class Experts(nn.Module):
-    """A mixture of experts by index: what an expert is given is known when it runs."""
+    """A mixture of experts by index: the inputs of an expert are only known at run time."""
 
     def __init__(self) -> None:
         super().__init__()

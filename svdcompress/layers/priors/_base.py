@@ -71,7 +71,7 @@ class Prior(Named):
         """Raises ModelError for a prior group that this prior does not support."""
         unknown = [name for name in share if name not in self.shares]
         if unknown:
-            raise ModelError(f"share: the prior {self.name!r} has none for {unknown[0]!r}; use {' or '.join(self.shares)}")
+            raise ModelError(f"share: the prior {self.name!r} does not support {unknown[0]!r}; use {' or '.join(self.shares)}")
 
 
 def check_prior(prior: str | Prior | Mapping[str, Any]) -> Prior:

@@ -29,7 +29,7 @@ def _on_cpu(argument: Any) -> Any:
 def opened(trace: Trace, shadow: Shadow) -> Tensor | None:
     """Labels of a tensor whose values are used; if it is a view of a parameter, the parameter is sealed."""
     if shadow.parameter is not None:
-        trace.seal(shadow.parameter, "used as values")
+        trace.seal(shadow.parameter, "its values are used directly")
         return None
     return shadow.labels
 
@@ -37,7 +37,7 @@ def opened(trace: Trace, shadow: Shadow) -> Tensor | None:
 def as_labels(trace: Trace, shadow: Shadow) -> Tensor | None:
     """Labels of a tensor, either computed or a view of a parameter; None if it has none. Grouped parameters are sealed."""
     if shadow.parameter is not None and shadow.parameter.grouped:
-        trace.seal(shadow.parameter, "used as values")
+        trace.seal(shadow.parameter, "its values are used directly")
         return None
     return labels_of(shadow)
 
@@ -96,7 +96,7 @@ def combine(trace: Trace, shadows: list[Shadow], shape: torch.Size, taint: Tenso
             places = tuple(place.expand(shape) for place in parameters[0].places)
             return Shadow(None, taint, parameters[0].parameter, places, derived=True)
         for shadow in parameters:
-            trace.seal(shadow.parameter, "computed with before use")
+            trace.seal(shadow.parameter, "transformed before use")
         return Shadow(None, taint)
     labels = _meet(trace, [shadow.labels for shadow in labelled if shadow.labels is not None], shape)
     for shadow in aligned:
@@ -171,5 +171,5 @@ def attach(trace: Trace, parameter: Parameter, places: tuple[Tensor, ...], label
         axis, pairs = loose[0]
         trace.units.tie(pairs[0] + parameter.axes[axis], pairs[1])
     elif not done:
-        trace.fix(labels, wide, f"meets {parameter.name}, which has no axis of these units")
+        trace.fix(labels, wide, f"meets {parameter.name}, which has no axis for these units")
         trace.seal(parameter, "does not line up with units")

@@ -26,7 +26,7 @@ def pick(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     if name == "unbind":
         dims = args[1] if len(args) > 1 else 0
     dims = [d % x.dim() for d in (dims if isinstance(dims, list | tuple) else [dims])]
-    trace.fix(shadow.labels, dims, f"{name} takes channels by number")
+    trace.fix(shadow.labels, dims, f"{name} takes channels by index")
     _all(trace, shadow, bound(name, args, kwargs), out)
 
 
@@ -144,7 +144,7 @@ def lookup(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> N
     shadow = trace.of(x)
     if any(tensor is kept for tensor in tensors for kept in trace.kept):  # set by an earlier pruning, and again by this one
         return trace.put(out, shadow.move(bound(name, args, kwargs)))
-    trace.fix(shadow.labels, dims, f"{name} takes channels by number")
+    trace.fix(shadow.labels, dims, f"{name} takes channels by index")
     moved = shadow.move(bound(name, args, kwargs))
     if any(bool(trace.of(tensor).taint.any()) for tensor in tensors):
         if set(dims) & set(varying(labels_of(shadow))) and shadow.parameter is None and len(varying(shadow.labels)) == 1:

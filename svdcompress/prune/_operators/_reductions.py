@@ -30,7 +30,7 @@ def spatial(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> Non
     dims = list(range(x.dim() - int(found.group(1)), x.dim())) if found else list(range(2, x.dim()))
     shadow = trace.of(x)
     labels = opened(trace, shadow)
-    trace.fix(labels, dims, f"{name} mixes them")
+    trace.fix(labels, dims, f"{name} mixes these units")
     taint = small(shadow.taint)
     for d in dims:
         taint = taint.any(d, keepdim=True)
@@ -53,7 +53,7 @@ def reduce(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None
     dims = sorted({d % max(x.dim(), 1) for d in dims})
     shadow = trace.of(x)
     labels = opened(trace, shadow)
-    trace.fix(labels, dims, f"{name} is taken over them")
+    trace.fix(labels, dims, f"{name} is computed over these units")
     taint = small(shadow.taint)
     for d in dims:
         taint = taint.any(d, keepdim=True)
@@ -88,7 +88,7 @@ def along(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     shadow = trace.of(x)
     labels = opened(trace, shadow)
     dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1) % max(x.dim(), 1)
-    trace.fix(labels, [dim], f"{name} is taken over them")
+    trace.fix(labels, [dim], f"{name} is computed over these units")
     taint = small(shadow.taint).any(dim, keepdim=True) if x.dim() else shadow.taint
     rows = name == "_softmax" or (name == "_safe_softmax" and bool(torch.isfinite(x).all()))
     for part in (out,) if isinstance(out, Tensor) else out:
@@ -106,7 +106,7 @@ def normalise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
         dims, scale = list(range(1, x.dim())), args[1:3]
     else:
         dims, scale = list(range(x.dim() - len(args[1]), x.dim())), args[2:4]
-    trace.fix(labels, dims, "normalised over them: " + ("GroupNorm" if "group" in name else "LayerNorm or RMSNorm"))
+    trace.fix(labels, dims, "normalized over these units: " + ("GroupNorm" if "group" in name else "LayerNorm or RMSNorm"))
     taint = small(shadow.taint)
     for d in dims:
         taint = taint.any(d, keepdim=True)
@@ -128,7 +128,7 @@ def batch_norm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> 
     x = args[0]
     shadow = trace.of(x)
     labels = opened(trace, shadow)
-    trace.fix(labels, [d for d in range(x.dim()) if d != 1], "normalised over positions")
+    trace.fix(labels, [d for d in range(x.dim()) if d != 1], "normalized over positions")
     taint = small(shadow.taint)
     for d in range(x.dim()):
         taint = taint if d == 1 else taint.any(d, keepdim=True)

@@ -96,7 +96,8 @@ def note_bug(trace: Trace, name: str, handler: Handler, error: Exception) -> Non
     if _raising:
         raise HandlerBug(f"{handler.__name__}, which follows {name}: {what}") from error
     note = (
-        f"units that enter {name} in {trace.stack[-1] or 'the model'} stay, by a bug of svdcompress ({what}): please report it"
+        f"units that enter {name} in {trace.stack[-1] or 'the model'} are kept because of a bug in svdcompress ({what}): "
+        "please report it"
     )
     if note not in trace.bugs:
         trace.bugs.append(note)

@@ -1,0 +1,133 @@
+"""What stands next to our networks (benchmarks/real_peers.py): how peers are trained, and by which loss."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import test_real_nets
+import torch
+from scipy import stats
+
+from svdcompress.pipeline import open_run, run
+from svdcompress.recipe import load_recipe
+
+module = test_real_nets.module  # the fixture
+Named = test_real_nets.Named
+
+
+def test_a_peer_goes_on_where_its_slice_ended(module, tmp_path):
+    peers, slices = module("real_peers"), module("slices")
+    sets = ["model.args={sizes: [64, 24, 10]}", "data.limit=200", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
+    run(
+        load_recipe("digits", [*sets, "report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]),
+        tmp_path / "run",
+    )
+    opened = open_run(tmp_path / "run")
+
+    class Ends(slices.Slice):
+        def __init__(self, steps):
+            self.steps = steps
+
+        def check(self):
+            self.steps -= 1
+            if not self.steps:
+                raise self.Over
+
+    def train(steps, name):
+        way = peers.Way(4, 0)
+        return peers.train(copy.deepcopy(opened.dense), opened, way, "dense, trained as long", tmp_path / name, Ends(steps))
+
+    whole, seconds = train(-1, "whole.pt")
+    batches = math.ceil(len(opened.data.train) / opened.recipe.recover.batch_size)
+    with pytest.raises(slices.Slice.Over):
+        train(2 * batches + 1, "sliced.pt")
+    kept = torch.load(tmp_path / "sliced.pt", weights_only=False)
+    assert kept["epochs"] == 2 and 0 < kept["seconds"] < 60
+    torch.save(kept | {"seconds": 1000.0}, tmp_path / "sliced.pt")
+    sliced, of_both = train(-1, "sliced.pt")
+    assert 0 < seconds < 60 and 1000 < of_both < 1060
+    for value, wanted in zip(sliced.state_dict().values(), whole.state_dict().values(), strict=True):
+        assert torch.equal(value, wanted)
+    again, same = train(1, "sliced.pt")  # finished, so it is not trained again
+    assert same == pytest.approx(of_both, abs=5) and torch.equal(next(again.parameters()), next(whole.parameters()))
+
+
+def opened_for(dense, task, weight, unlabelled=False):
+    recover = SimpleNamespace(distill=SimpleNamespace(weight=weight, temperature=3.0))
+    return SimpleNamespace(
+        dense=dense, recovery=recover, recipe=SimpleNamespace(task=task, data=SimpleNamespace(unlabelled=unlabelled))
+    )
+
+
+def test_peers_learn_by_the_loss_of_the_run(module):
+    peers = module("real_peers")
+    x, y = torch.tensor([[0.5], [-1.0]]), torch.tensor([[1.0], [2.0]])
+    found = peers.Loss(opened_for(Named(), "gaussian", 0.0), torch.device("cpu"))(Named(), x, y)
+    wanted = -stats.norm(0, np.exp(0.5 * x.numpy())).logpdf(y.numpy()).mean() - 0.5 * math.log(2 * math.pi)
+    assert float(found) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_peers_are_distilled_as_our_recovery_is(module):
+    """Gradients with respect to the outputs, against the formula by hand; the loss differs from it by a constant."""
+    peers = module("real_peers")
+    rng = np.random.default_rng(0)
+    own, others, labels = rng.standard_normal((4, 5)), rng.standard_normal((4, 5)), np.array([0, 3, 1, 4])
+    student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
+    for net, values in ((student, own), (teacher, others)):
+        net.weight.data = torch.from_numpy(values).float()
+    x, y = torch.arange(4), torch.from_numpy(labels)
+
+    def gradient(weight, task, target, unlabelled=False):
+        student.zero_grad()
+        peers.Loss(opened_for(teacher, task, weight, unlabelled), torch.device("cpu"))(student, x, target).backward()
+        return student.weight.grad.numpy()
+
+    def share(values, temperature=1.0):
+        powers = np.exp(values / temperature)
+        return powers / powers.sum(1, keepdims=True)
+
+    hard = (share(own) - np.eye(5)[labels]) / 4
+    soft = 3.0 * (share(own, 3.0) - share(others, 3.0)) / 4  # the square of the temperature, divided by it once
+    assert gradient(0.0, "classification", y) == pytest.approx(hard, abs=1e-6)
+    assert gradient(0.9, "classification", y) == pytest.approx(0.1 * hard + 0.9 * soft, abs=1e-6)
+    assert gradient(0.0, "classification", y, unlabelled=True) == pytest.approx((share(own) - share(others)) / 4, abs=1e-6)
+    target = torch.ones(4, 5)
+    mixed = (0.1 * (own - 1) + 0.9 * (own - others)) * 2 / 20
+    assert gradient(0.9, "regression", target) == pytest.approx(mixed, abs=1e-6)
+
+
+def test_the_control_that_is_not_distilled_learns_from_the_labels_alone(module):
+    peers = module("real_peers")
+    student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
+    x, y = torch.arange(4), torch.tensor([0, 3, 1, 4])
+    opened = opened_for(teacher, "classification", 0.9)
+    found = peers.Loss(opened, torch.device("cpu"), distilled=False)(student, x, y)
+    logits = student.weight.detach().double().numpy()
+    assert float(found.detach()) == pytest.approx(
+        -np.log(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))[range(4), y].mean(), rel=1e-5
+    )
+    assert peers.NOT_DISTILLED in peers.peers_of(opened)
+    twins = [opened_for(teacher, "classification", 0.0), opened_for(teacher, "classification", 0.9, unlabelled=True)]
+    assert not any(peers.NOT_DISTILLED in peers.peers_of(each) for each in twins)
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_a_peer_is_trained_as_its_name_says(module, tmp_path, monkeypatch, taught):
+    """The dense network's answers differ from the labels: only a distilled peer follows it."""
+    peers, slices = module("real_peers"), module("slices")
+    monkeypatch.setattr(peers, "torch_pruning", lambda *given, taylor: peers.idle)
+    sets = ["model.args={sizes: [64, 10]}", "data.limit=300", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
+    quiet = ["report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]
+    run(load_recipe("digits", [*sets, "recover.distill.weight=0.9", *quiet]), tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    start = copy.deepcopy(opened.dense)
+    with torch.no_grad():
+        for parameter in opened.dense.parameters():
+            parameter.mul_(-20)  # it is certain of a wrong digit each time
+    name = "torch-pruning, Taylor" if taught else peers.NOT_DISTILLED
+    model, _ = peers.train(start, opened, peers.Way(40, 0), name, tmp_path / "peer.pt", slices.Slice(None))
+    x, y = next(iter(opened.data.train.batches(300)))
+    right = float((model(x).argmax(1) == y).float().mean())
+    assert right < 0.5 if taught else right > 0.5, right
