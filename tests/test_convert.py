@@ -195,7 +195,7 @@ def test_reason_lazy():
 @pytest.mark.parametrize("field", ["include", "exclude"])
 def test_a_pattern_that_matches_nothing_is_an_error_and_changes_nothing(field):
     model = mlp()
-    with pytest.raises(ModelError, match=rf"{field}: 'head\*' matches no module.*there are 0, 1, 2, 3"):
+    with pytest.raises(ModelError, match=rf"{field}: 'head\*' matches no module.*it has 0, 1, 2, 3"):
         svdc.convert(model, **{field: ["head*"]})
     assert not list(variational_layers(model))
 

@@ -9,12 +9,9 @@ from torch import nn
 
 from svdcompress.errors import PruneError
 from svdcompress.pipeline._context import Context
-from svdcompress.prune import prune
+from svdcompress.prune import PUT_BACK, prune
 from svdcompress.relevance import Masks
 from svdcompress.selection import Ranking, whole_units
-
-FAILS = ("left masked: without it the model fails", "left masked: the output would change")
-"""How the reasons begin that pruning gives for a group it had to put back."""
 
 LEAST, HALF = (1e-9, 0.0), (0.5, 1.0)
 """Pairs of a share of the parameters and an evenness that are tried: a model that fails with one unit left may work with half
@@ -58,4 +55,4 @@ def _failing(
         small: Any = prune(model, inputs, masks=chosen, time_budget=time_budget, **pruning)
     except PruneError:  # the search will run into it and report it
         return {}
-    return {group.name: group.reason for group in small.pruning.groups if group.reason.startswith(FAILS)}
+    return {group.name: group.reason for group in small.pruning.groups if group.reason.startswith(PUT_BACK)}

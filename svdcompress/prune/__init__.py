@@ -1,5 +1,6 @@
 """Removes dead units from a model's graph, exactly; what cannot be removed exactly stays masked, with the reason."""
 
+from svdcompress.prune._attempt import PUT_BACK
 from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
 from svdcompress.prune._copies import dense_copy, on_cpu
 from svdcompress.prune._folding import holders, oriented
@@ -9,6 +10,7 @@ from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
 
 __all__ = [
     "BIAS",
+    "PUT_BACK",
     "Analysis",
     "Choice",
     "Consumer",

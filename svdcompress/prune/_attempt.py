@@ -23,6 +23,10 @@ from svdcompress.prune._surgery import operate
 from svdcompress.prune._verify import EquivalenceCheck
 from svdcompress.relevance import hold
 
+FAILS, CHANGES = "left masked: the model fails when it is removed", "left masked: the output would change"
+PUT_BACK = (FAILS, CHANGES)
+"""How the reasons begin for a group that had to be put back."""
+
 
 class Attempt:
     """Tries choices on copies until it finds the largest set of groups that passes the equivalence check."""
@@ -138,9 +142,9 @@ class Attempt:
                     self.modes.remove(mode)
                     self.modes.insert(0, mode)
                     return True
-                whys.append(f"left masked: the output would change by {check.worst:.1e}")
+                whys.append(f"{CHANGES} by {check.worst:.1e}")
             except Exception as error:  # a length that code holds as a number
-                whys.append(f"left masked: the model fails when it is removed ({type(error).__name__}: {str(error)[:120]})")
+                whys.append(f"{FAILS} ({type(error).__name__}: {str(error)[:120]})")
         self.why = whys[0]
         return False
 

@@ -116,7 +116,7 @@ def test_hooks_of_a_layer_go_along():
 def test_files_of_a_sparse_copy_are_refused_by_name(tmp_path):
     x = torch.randn(4, WIDE)
     result = _to_sparse.chosen(network(), x, 1.1, Clock(FASTER, SLOWER, FASTER))
-    told = r"0\.weight: a sparse tensor, which .* that to_sparse was given"
+    told = r"0\.weight: a sparse tensor, which .* that was passed to to_sparse"
     with pytest.raises(CheckpointError, match=told):
         svdc.save(result, tmp_path / "model.safetensors")
     for monte_carlo in (False, True):

@@ -199,6 +199,6 @@ def test_what_cannot_be_is_refused(tmp_path):
         write_few_bits(src, tmp_path / "no" / "f.onnx")
     net = svdc.convert(nn.Sequential(nn.Linear(12, 10))).eval()
     mc = export_onnx(net, tmp_path / "mc.onnx", torch.randn(2, 12), monte_carlo=True, task="classification").path
-    with pytest.raises(UsageError, match="a Monte-Carlo file stays in floating point"):
+    with pytest.raises(UsageError, match="a Monte-Carlo file must stay in floating point"):
         write_few_bits(mc, tmp_path / "f.onnx")
     assert not (tmp_path / "f.onnx").exists()

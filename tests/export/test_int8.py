@@ -106,7 +106,7 @@ def test_layers_that_are_left_stay_in_float(network, file, tmp_path):
 def test_monte_carlo_files_stay_in_float(network, tmp_path):
     model = svdc.convert(nn.Sequential(nn.Linear(6, 4))).eval()
     path = export_onnx(model, tmp_path / "mc.onnx", torch.randn(2, 6), monte_carlo=True).path
-    with pytest.raises(UsageError, match=r"mc\.onnx: a Monte-Carlo file stays in floating point"):
+    with pytest.raises(UsageError, match=r"mc\.onnx: a Monte-Carlo file must stay in floating point"):
         Int8(path, [{"input": np.zeros((2, 6), np.float32)}])
     with pytest.raises(ExportError, match="no such file"):
         Int8(tmp_path / "none.onnx", [{}])

@@ -101,5 +101,5 @@ class ByKeyword(nn.Sequential):
 
 
 def test_a_layer_that_is_called_by_keyword_is_looked_at_too():
-    with pytest.raises(TrainingError, match="layer '2' wrong"):
+    with pytest.raises(TrainingError, match="layer '2' incorrectly"):
         trained(ByKeyword(*net(Faulty)))
