@@ -49,6 +49,15 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         raise
 
 
+def make_folder(path: Path) -> Path:
+    """Make a folder, and those above it, if needed. Raises OutputError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be created ({error.strerror or error}); choose another place") from error
+    return path
+
+
 def _why_not(folder: Path, error: Exception) -> str:
     """Why a file could not be written, and what to do: torch, for example, reports a full disk as "unexpected pos 64 vs 0"."""
     advice = "free some space or choose another place"

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.errors import CheckpointError, OutputError
-from svdcompress.files import parse_json, write_atomically, write_text
+from svdcompress.errors import CheckpointError
+from svdcompress.files import make_folder, parse_json, write_atomically, write_text
 from svdcompress.sources import load_weights, save_weights
 
 FOLDER = "baselines"
@@ -34,10 +34,7 @@ def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module],
             return load_weights(fresh(), file).eval()
         except CheckpointError:
             pass
-    try:  # ahead of the training
-        place.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{place}: cannot be made ({error.strerror}): trained baselines are kept there") from error
+    make_folder(place)  # before the training
     started = time.monotonic()
     model = make().cpu().eval()
     write_atomically(file, lambda path: save_weights(model, path))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.errors import OutputError
+from svdcompress.files import make_folder
 from svdcompress.likelihoods import likelihood_for
 
 COLOURS = {
@@ -41,11 +42,7 @@ def plot(result: dict[str, Any], folder: str | Path) -> list[Path]:
 
     Raises OutputError if the folder or a file cannot be written.
     """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror or error})") from error
+    folder = make_folder(Path(folder))
     contenders = result["contenders"]
     files = []
     if any(contender["reliability"] for contender in contenders):

@@ -258,5 +258,5 @@ def test_magnitude_pruning_comes_unasked_where_it_takes_a_minute(opened, monkeyp
 
 def test_a_place_for_baselines_that_cannot_be_made_is_an_error_ahead_of_their_training(tmp_path):
     (tmp_path / "baselines").write_text("a file")
-    with pytest.raises(OutputError, match="baselines: cannot be made"):
+    with pytest.raises(OutputError, match="baselines: cannot be created"):
         kept(tmp_path, "member", {}, lambda: nn.Linear(2, 2), lambda: pytest.fail("it was trained"))

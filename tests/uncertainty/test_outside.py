@@ -64,5 +64,5 @@ def test_a_set_that_is_the_test_data_again_is_left_out():
 
 def test_pictures_that_cannot_be_written_are_an_output_error(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="file: cannot be made"):
+    with pytest.raises(OutputError, match="file: cannot be created"):
         plot({"contenders": [], "task": "regression"}, tmp_path / "file")
