@@ -11,7 +11,8 @@ distillation of our recovery, and as many epochs as led to our network (levels o
 the search are not counted), with one fall of the learning rate:
 
 - dense, trained as long
-- torch-pruning (magnitude; Taylor): gradual, globally, over the first half of the epochs, to no more MACs than ours
+- torch-pruning (magnitude; Taylor): gradual, globally, over the first half of the epochs, to no more MACs than ours (to no
+  more parameters than ours has parameters or non-zeros, where these are the goal)
 - gradual magnitude pruning of single weights (Zhu & Gupta 2018) to as many non-zeros as ours has parameters (or non-zeros,
   where they are the goal); MACs stay the same
 
@@ -213,6 +214,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         sum(row["stage"] != "dense" for row in results["history"]),
         small["macs"],
         small["nonzero" if CASES[name].goal.startswith("nonzero") else "parameters"],
+        by_weights=not CASES[name].goal.startswith("macs"),
     )
     trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets

@@ -1,4 +1,5 @@
-"""Other uses of a run's epochs: dense training, torch-pruning to as few MACs, pruning of single weights to our size."""
+"""Other uses of a run's epochs: dense training, torch-pruning to our MACs or parameters, pruning of single weights to our
+size."""
 
 from __future__ import annotations
 
@@ -39,12 +40,23 @@ UnboundLocalError) at a step too small for one."""
 
 @dataclass(frozen=True)
 class Way:
-    """The epochs from the dense network to ours, our multiply-accumulates, and how many single weights may be left: as many
-    as ours has parameters, or non-zeros if the goal counts these."""
+    """The epochs from the dense network to ours, our multiply-accumulates, and how many weights may be left: as many as ours
+    has parameters, or non-zeros if the goal counts these. by_weights: whether a peer that removes units goes by that number
+    and not by multiply-accumulates, as the goal does."""
 
     epochs: int
     macs: int
     left: int = 0
+    by_weights: bool = False
+
+    @property
+    def size(self) -> int:
+        """How large a network may be from which units are removed, by `size_of`."""
+        return self.left if self.by_weights else self.macs
+
+    def size_of(self, model: nn.Module, example: Any) -> int:
+        """The parameters or multiply-accumulates of a network."""
+        return sum(p.numel() for p in model.parameters()) if self.by_weights else macs(model, example)
 
 
 class Loss:
@@ -99,7 +111,8 @@ def nothing(*given: Any) -> Prune:
 
 
 def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool) -> Prune:
-    """torch-pruning's own pruner, global and gradual: removed MACs rise as 1 - (1 - t)^3 in the first half of the epochs."""
+    """torch-pruning's own pruner, global and gradual: what is removed of the MACs (of the parameters, if the goal counts
+    weights) rises as 1 - (1 - t)^3 in the first half of the epochs."""
     import torch_pruning as tp
 
     device = next(model.parameters()).device
@@ -123,14 +136,14 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
         head_pruning_ratio=0.9,
         output_transform=main_output,
     )
-    start = macs(model, example)
+    start = way.size_of(model, example)
 
     def prune(epoch: float) -> bool:
-        target = way.macs + (start - way.macs) * (1 - min(epoch / (0.5 * way.epochs), 1.0)) ** 3
+        target = way.size + (start - way.size) * (1 - min(epoch / (0.5 * way.epochs), 1.0)) ** 3
         changed = False
-        while macs(model, example) > target:
+        while (size := way.size_of(model, example)) > target:
             if pruner.current_step >= pruner.iterative_steps:
-                raise RuntimeError(f"torch-pruning ended at {macs(model, example):,} MACs; {target:,.0f} were wanted")
+                raise RuntimeError(f"torch-pruning ended at a size of {size:,}; {target:,.0f} were wanted")
             if taylor:
                 model.zero_grad(set_to_none=True)
                 batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)

@@ -131,3 +131,37 @@ def test_a_peer_is_trained_as_its_name_says(module, tmp_path, monkeypatch, taugh
     x, y = next(iter(opened.data.train.batches(300)))
     right = float((model(x).argmax(1) == y).float().mean())
     assert right < 0.5 if taught else right > 0.5, right
+
+
+def weights(model):
+    return sum(tensor.numel() for tensor in model.state_dict().values())
+
+
+@pytest.mark.parametrize("by_weights", [False, True])
+def test_torch_pruning_goes_by_what_the_goal_counts(module, by_weights):
+    """The two sizes fall apart: channels of the convolutions cost most MACs, those of the wide layer most parameters."""
+    pytest.importorskip("torch_pruning")
+    peers = module("real_peers")
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(256, 400),
+        torch.nn.ReLU(),
+        torch.nn.Linear(400, 10),
+    )
+    x = torch.randn(8, 3, 16, 16)
+    opened = SimpleNamespace(data=SimpleNamespace(train=SimpleNamespace(batches=lambda size: iter([(x[:size], None)]))))
+    most = weights(net) // 4 if by_weights else 256 * (3 * 32 + 32 * 16) * 9 // 4
+    way = peers.Way(10, most, most, by_weights=by_weights)
+    prune = peers.torch_pruning(net, opened, way, None, taylor=False)
+    assert prune(0.5)
+    early = weights(net)
+    assert prune(5.0) and not prune(10.0)
+    macs = 256 * (net[0].weight.numel() + net[2].weight.numel()) + net[6].weight.numel() + net[8].weight.numel()
+    size = weights(net) if by_weights else macs
+    assert weights(net) < early and 0.7 * most < size <= most
+    assert net(x).shape == (8, 10)

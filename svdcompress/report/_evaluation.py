@@ -122,12 +122,12 @@ def _answered(contenders: Sequence[Mapping[str, Any]]) -> str:
             drawing.ax.set_yscale("symlog", linthresh=max(min(lowest), 1e-3), linscale=0.3)
             drawing.ax.yaxis.set_major_formatter(FuncFormatter(short))
         drawing.ax.set(xlim=(0, 100), ylim=(0, None), xlabel="inputs answered, the surest first (%)")
-        drawing.ax.set_ylabel("error of what is answered (%)" if percent else "RMSE of what is answered")
+        drawing.ax.set_ylabel("error of answered inputs (%)" if percent else "RMSE of answered inputs")
     caption = (
         "Further left, only the inputs that the model is surest of are answered, and the others are handed on. Choose the "
         "share by the error that you can accept."
     )
-    return html.figure(drawing.svg, "Error by share answered", caption, "Error of what is answered against the share answered")
+    return html.figure(drawing.svg, "Error by share answered", caption, "Error of answered inputs against the share answered")
 
 
 def _levels(shift: Mapping[str, Any]) -> str:
