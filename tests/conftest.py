@@ -1,5 +1,6 @@
 """One tiny run from start to end without a network, shared by the tests that look at it."""
 
+import functools
 import socket
 
 import pytest
@@ -19,6 +20,17 @@ TINY = [
     "uncertainty.samples=5",
     "device=cpu",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_read_once():
+    """torch.onnx reads the source of its 500 operators again for each export: more than half of the time for a small model."""
+    from torch.onnx._internal import _lazy_import
+
+    apis = _lazy_import.onnxscript_apis
+    apis.get_torchlib_ops = functools.cache(lambda: apis.__getattr__("get_torchlib_ops")())
+    yield
+    del apis.get_torchlib_ops
 
 
 @pytest.fixture(scope="session")

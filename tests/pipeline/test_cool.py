@@ -128,8 +128,7 @@ def test_a_stop_in_a_step_ends_in_the_same_bytes(cut, tiny_recipe, tmp_path, mon
         with pytest.raises(Interrupted):
             run(searching(tiny_recipe, *SHAPES), tmp_path / "run")
     again = run(searching(tiny_recipe, *SHAPES), tmp_path / "run", resume=True)
-    for name in ("model.safetensors", "model.onnx"):
-        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert again["search"]["epochs"] == results["search"]["epochs"]
     assert [row["stage"] for row in again["history"]] == [row["stage"] for row in results["history"]]
 
@@ -186,7 +185,7 @@ def test_more_trials_on_resume_make_another_trial_of_the_one_that_was_under_way(
     asked = [(trial["pressure"], trial["ratio"], trial["costs"]["parameters"]) for trial in whole["search"]["trials"]]
     assert len(asked) == 4 and asked[0][1] == asked[1][1]  # the second one is for the goal too
     assert [(trial["pressure"], trial["ratio"], trial["costs"]["parameters"]) for trial in found["search"]["trials"]] == asked
-    assert (tmp_path / "run" / "model.onnx").read_bytes() == (tmp_path / "whole" / "model.onnx").read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
 def test_a_posterior_of_one_pressure_is_cooled_once_where_all_goes_at_once(tiny_recipe, tmp_path, monkeypatch):

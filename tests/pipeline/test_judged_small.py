@@ -55,7 +55,7 @@ def test_small_ones_and_masked_ones_are_judged_alike(tiny_recipe, tmp_path, monk
     assert small["mixture"]["chosen"] == masked["mixture"]["chosen"]
     for one, other in zip(small["mixture"]["candidates"], masked["mixture"]["candidates"], strict=True):
         assert one["name"] == other["name"] and one["nll"] == pytest.approx(other["nll"], rel=1e-5)
-    files = [tmp_path / name / "model.onnx" for name in ("small", "masked")]
+    files = [tmp_path / name / "model.safetensors" for name in ("small", "masked")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 

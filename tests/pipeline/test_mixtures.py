@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from test_search import searching
 
 from svdcompress.errors import CheckpointError, Interrupted, RecipeError
@@ -47,7 +49,8 @@ def test_off_and_on_differ_by_the_choice_alone(found, tiny_recipe, tmp_path):
     (with_choice,), (without,) = results["search"]["trials"], plain["search"]["trials"]
     assert without["mixture"] is None
     assert with_choice["pressure"] == without["pressure"] and with_choice["natural"] == without["natural"]
-    same = (out / "model.onnx").read_bytes() == (tmp_path / "run" / "model.onnx").read_bytes()
+    one, other = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "run"))
+    same = all(torch.equal(one[name], other[name]) for name in one)
     assert same == (with_choice["mixture"]["chosen"] == "weights")
 
 
@@ -66,7 +69,7 @@ def test_a_stop_after_the_choice_keeps_it(found, tiny_recipe, tmp_path, monkeypa
     assert (tmp_path / "run" / "state" / "search" / "trial-1" / "way.json").is_file()
     monkeypatch.setattr(_choose_masks, "chosen", None)  # the choice is not made again
     again = run(recipe, tmp_path / "run", resume=True)
-    assert (out / "model.onnx").read_bytes() == (tmp_path / "run" / "model.onnx").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
     assert again["search"]["trials"][0]["mixture"] == found[1]["search"]["trials"][0]["mixture"]
 
 

@@ -91,9 +91,9 @@ def test_a_pass_stops_after_the_batch_under_way():
 
 
 @pytest.mark.parametrize("stage", ["calibrate", "evaluate", "figures"])
-def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypatch, stage):
+def test_a_signal_ends_the_stages_after_training(tiny_recipe, tiny_run, tmp_path, monkeypatch, stage):
     """It arrives during a pass; the resumed run ends like one that never stopped."""
-    plain, stopped = run(tiny_recipe, tmp_path / "plain"), tmp_path / "stopped"
+    (whole, plain), stopped = tiny_run, tmp_path / "stopped"
     batches, under_way = Listening.batches, []
     real = Context.stage
 
@@ -117,7 +117,7 @@ def test_a_signal_ends_the_stages_after_training(tiny_recipe, tmp_path, monkeypa
     found = run(tiny_recipe, stopped, resume=True)
     assert found["sparse"]["metrics"] == plain["sparse"]["metrics"] and found["changes"] == plain["changes"]
     for name in ("model.safetensors", "model.onnx", "model_mc.onnx"):
-        assert (stopped / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
     assert not found.get("failed")
 
 

@@ -22,7 +22,7 @@ from svdcompress.sources.given import given
 
 _sparsify = __import__("sys").modules["svdcompress.pipeline._sparsify"]
 
-FEW = {"train.epochs": 1, "recover.epochs": 1, "uncertainty.samples": 5}
+FEW = {"train.epochs": 1, "recover.epochs": 1, "uncertainty.samples": 5, "report.html": False, "report.latency": False}
 
 
 class Stopped(Exception):

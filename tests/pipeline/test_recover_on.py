@@ -116,8 +116,7 @@ def test_a_stop_in_it_ends_in_the_same_bytes(undisturbed, tiny_recipe, tmp_path,
         with pytest.raises(Interrupted):
             run(recipe, tmp_path / "run")
     again = run(recipe, tmp_path / "run", resume=True)
-    for name in ("model.safetensors", "model.onnx"):
-        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert again["search"]["epochs"] == results["search"]["epochs"]
 
 
@@ -134,7 +133,7 @@ def test_a_stop_after_it_ends_in_the_same_bytes_and_more_trials_may_follow(undis
             with pytest.raises(Interrupted):
                 run(recipe, tmp_path / folder)
     run(recipe, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "model.onnx").read_bytes() == (whole / "model.onnx").read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     more = run(searching(tiny_recipe, *GOAL, f"search.trials={there + 1}"), tmp_path / "more", resume=True)["search"]["trials"]
     assert [trial["continues"] is None for trial in more] == [True] * (there - 1) + [False] + [True] * (len(more) - there)
     assert len(more) > there

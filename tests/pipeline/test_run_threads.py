@@ -12,7 +12,7 @@ from svdcompress.recipe import load_recipe
 from svdcompress.train import Trial, _threads
 
 SETS = [
-    *("dense.epochs=2", "train.epochs=2", "recover.epochs=1"),
+    *("dense.epochs=2", "train.epochs=2", "recover.epochs=1", "data.limit=300"),
     *("export.onnx=false", "report.html=false", "report.latency=false", "uncertainty.samples=0"),
 ]
 

@@ -16,7 +16,8 @@ from svdcompress.pipeline._measure import asked
 from svdcompress.pipeline._search_start import for_objective, objective_of
 from svdcompress.recipe import load_recipe
 
-QUICK = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "search.levels=3", "search.trials=3"]
+NO_FILES = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "export.onnx=false"]
+QUICK = [*NO_FILES, "search.levels=3", "search.trials=3"]
 
 
 def searching(tiny_recipe, *overrides):
@@ -46,7 +47,7 @@ def error_of_file(file, data):
 def searched(tiny_recipe, tmp_path_factory):
     """A search within a wide budget, without interruption."""
     out = tmp_path_factory.mktemp("search") / "run"
-    recipe = searching(tiny_recipe, "search.max_drop=25")
+    recipe = searching(tiny_recipe, "search.max_drop=25", "export.onnx=true")
     return recipe, out, run(recipe, out)
 
 
