@@ -202,6 +202,12 @@ def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[st
     return None
 
 
+def way_of(goal: str, epochs: int, small: dict[str, Any]) -> Way:
+    """What peers get: the epochs of our network, and its size by what the goal counts."""
+    measure, _, _ = goal.partition("=")
+    return Way(epochs, small["macs"], small["nonzero" if measure == "nonzero" else "parameters"], by_weights=measure != "macs")
+
+
 def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callable[[dict[str, Any]], None]) -> None:
     """Measure our network, then the peers without stored results; store after each."""
     opened = open_run(options.runs / row(name, options.label), trust_code=True)
@@ -210,12 +216,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     earlier, nets = dict(known), {}
     small, missed = figures(opened.model.to(device), opened)
     small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero")}  # of the means alone
-    way = Way(
-        sum(row["stage"] != "dense" for row in results["history"]),
-        small["macs"],
-        small["nonzero" if CASES[name].goal.startswith("nonzero") else "parameters"],
-        by_weights=not CASES[name].goal.startswith("macs"),
-    )
+    way = way_of(CASES[name].goal, sum(row["stage"] != "dense" for row in results["history"]), small)
     trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets
     if layers := opened.recovery.distill.layers:  # ours alone: which of the teacher's layers those of peers match is unknown

@@ -165,3 +165,14 @@ def test_torch_pruning_goes_by_what_the_goal_counts(module, by_weights):
     size = weights(net) if by_weights else macs
     assert weights(net) < early and 0.7 * most < size <= most
     assert net(x).shape == (8, 10)
+
+
+def test_peers_get_the_size_that_the_goal_counts(module):
+    real, small = module("real"), {"macs": 900, "parameters": 50, "nonzero": 20}
+    sizes = {goal.partition("=")[0]: real.way_of(goal, 8, small) for goal in {case.goal for case in real.CASES.values()}}
+    assert {measure: (way.epochs, way.size) for measure, way in sizes.items()} == {
+        "macs": (8, 900),
+        "parameters": (8, 50),
+        "nonzero": (8, 20),
+    }
+    assert [sizes[measure].left for measure in ("macs", "parameters", "nonzero")] == [50, 50, 20]  # of single weights

@@ -4,9 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from test_search import searching
+from test_search import same_tensors, searching
 
 from svdcompress.errors import CheckpointError, Interrupted, RecipeError
 from svdcompress.pipeline import _choose_masks, _trainer, run
@@ -49,9 +47,7 @@ def test_off_and_on_differ_by_the_choice_alone(found, tiny_recipe, tmp_path):
     (with_choice,), (without,) = results["search"]["trials"], plain["search"]["trials"]
     assert without["mixture"] is None
     assert with_choice["pressure"] == without["pressure"] and with_choice["natural"] == without["natural"]
-    one, other = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "run"))
-    same = all(torch.equal(one[name], other[name]) for name in one)
-    assert same == (with_choice["mixture"]["chosen"] == "weights")
+    assert same_tensors(out, tmp_path / "run") == (with_choice["mixture"]["chosen"] == "weights")
 
 
 def test_a_stop_after_the_choice_keeps_it(found, tiny_recipe, tmp_path, monkeypatch):

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_cool import SHAPES, Seen
-from test_search import searching
+from test_search import same_tensors, searching
 from torch import nn
 
 from svdcompress.convert import convert
@@ -59,8 +58,7 @@ def test_a_trial_under_pressure_has_learnt_to_do_without(tiny_recipe, tmp_path, 
     results = run(searching(tiny_recipe, *RECONSTRUCTED), tmp_path / "run")
     run(searching(tiny_recipe, *RECONSTRUCTED, "search.reconstruct=off"), tmp_path / "off")
     assert cuts.masks == [] and results["search"]["trials"][0]["reconstruction"] is None and len(seen.stages) == 8
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "off"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert same_tensors(tmp_path / "run", tmp_path / "off")
 
 
 @pytest.mark.parametrize("other", [["search.reconstruct=off"], ["search.goal='nonzero=6x'"], ["search.goal='parameters=1x'"]])

@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import svdcompress as svdc
 from svdcompress.errors import ExportError, Interrupted, PruneError, RecipeError
@@ -16,8 +17,10 @@ from svdcompress.pipeline._measure import asked
 from svdcompress.pipeline._search_start import for_objective, objective_of
 from svdcompress.recipe import load_recipe
 
-NO_FILES = ["uncertainty.samples=0", "report.html=false", "report.latency=false", "export.onnx=false"]
-QUICK = [*NO_FILES, "search.levels=3", "search.trials=3"]
+QUICK = [
+    *("uncertainty.samples=0", "report.html=false", "report.latency=false", "export.onnx=false"),
+    *("search.levels=3", "search.trials=3"),
+]
 
 
 def searching(tiny_recipe, *overrides):
@@ -29,6 +32,12 @@ def searching(tiny_recipe, *overrides):
         section, name = field.split(".")
         content[section][name] = parse_yaml(value)
     return parse_recipe(content)
+
+
+def same_tensors(one, other):
+    """Whether the models of two run folders have equal tensors; their files also hold settings."""
+    one, other = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def error_of_file(file, data):
