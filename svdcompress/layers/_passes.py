@@ -169,9 +169,9 @@ def sampling(
     Contexts nest; the inner one counts. A context applies to the thread or asyncio task that enters it: others see the model
     without noise.
 
-    generator: source of the noise, on the model's device (None: torch's default generator). Do not combine it with
-        torch.utils.checkpoint, which runs parts of the model again in the backward pass: that restores torch's default
-        generator but not this one, so gradients would belong to other noise.
+    generator: source of the noise, on the model's device (None: torch's default generator). It excludes
+        torch.utils.checkpoint, which runs parts of the model again in the backward pass and restores only torch's default
+        generators: gradients would belong to other noise, so a draw in a backward pass raises UsageError.
     members: one draw of the weights for all inputs and calls until `resample()` of the yielded Sampler.
     local: local reparameterization in all layers, with independent noise for each position of each row: training's
         estimator. Where weights are shared over positions, its sums over positions vary less than under the posterior.

@@ -17,8 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from svdcompress.errors import UsageError
 from svdcompress.layers._cache import Cache
 from svdcompress.layers._reparam import normal_like
+
+NO_BACKWARD = -1
+"""What torch has as the number of the current backward pass while there is none."""
 
 
 class Sampler:
@@ -73,15 +77,25 @@ class Sampler:
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal noise of a tensor's shape, dtype and device."""
+        self._check_first_pass()
         noise = normal_like(like, self.generator)
         return noise if self.sign is None else noise * self.sign.to(noise.dtype)
 
     def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
         """Ones with probability `rate`, else zeros, of the given shape and of a tensor's dtype and device."""
+        self._check_first_pass()
         uniform = torch.rand(shape, dtype=torch.float32, device=like.device, generator=self.generator)
         if self.sign is not None:
             uniform = 0.5 + (uniform - 0.5) * self.sign
         return (uniform < rate).to(like.dtype)
+
+    def _check_first_pass(self) -> None:
+        """Raises UsageError if activation checkpointing is calling the layer again: its gradient would be for other noise."""
+        if self.generator is not None and torch._C._current_graph_task_id() != NO_BACKWARD:
+            raise UsageError(
+                "sampling: with a generator, activation checkpointing would draw other noise in the backward pass, as torch "
+                "restores only its default generators: leave generator out and call torch.manual_seed before"
+            )
 
     def resample(self) -> None:
         """Forget the current member: the next forward pass draws another."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Length = Annotated[int, Field(ge=1, lt=2**31)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
+Split = Literal["train", "validation", "test"]
 
 
 class _Part(BaseModel):
@@ -39,6 +40,13 @@ class Selected(_Part):
     inputs_dim: Index | None = None
 
 
+class Seen(_Part):
+    """A split of the data as it was when the run began."""
+
+    examples: Index
+    checksum: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+
+
 class Extra(_Part):
     """`extra` of the manifest of a run's model."""
 
@@ -46,13 +54,7 @@ class Extra(_Part):
     classes: list[str] | None = None
     tau: float | None = None
     inputs: Selected | None = None
-
-
-class Seen(_Part):
-    """A split of the data as it was when the run began."""
-
-    examples: Index
-    checksum: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    data: dict[Split, Seen] | None = None
 
 
 class Facts(_Part):
@@ -62,6 +64,6 @@ class Facts(_Part):
     unfinished: dict[str, float] = {}
     torch_threads: Length | None = None
     torch_threads_first: Length | None = None
-    data: dict[Literal["train", "validation", "test"], Seen] = {}
+    data: dict[Split, Seen] = {}
     start: str | None = None
     finished: bool = False

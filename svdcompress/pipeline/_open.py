@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageEr
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
 from svdcompress.pipeline._recovery import for_recovery
+from svdcompress.pipeline._same_data import changed
 from svdcompress.pipeline._select import whole
 from svdcompress.recipe import LossSection, Recipe, RecoverSection
 from svdcompress.sources import (
@@ -93,6 +95,12 @@ class OpenRun:
         with self._given():
             data = open_data(section, self.recipe.task, strict=False)
         data.dim = self.dim
+        if other := changed(self._extra.get("data") or {}, data):
+            warnings.warn(
+                f"{self.folder}: the data are not those of the run ({other}). Figures measured on them can't be compared with "
+                "its report, and its training examples may be among the test examples",
+                stacklevel=3,
+            )
         return data
 
     @property

@@ -1,4 +1,4 @@
-"""Checks that a resumed run has the data that it began with: other data would silently lead to another model."""
+"""Checks that a run's data are those that it began with: other data would silently lead to another model, or other figures."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def check_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mappin
     if not others:
         return ""
     return f"the data ({', '.join(others)}) have changed since the run began: its result belongs to neither version"
+
+
+def changed(before: Mapping[str, Mapping[str, Any]], data: Data) -> str:
+    """How data that were opened again differ from those of a finished run, in words; "" if they do not."""
+    found = []
+    for name, now in seen(data).items():
+        if name in before and (stored := before[name]) != now:
+            count, was = now["examples"], stored["examples"]
+            found.append(f"{name}: other values" if count == was else f"{name}: {count:,} examples, {was:,} then")
+    return "; ".join(found)
 
 
 def _checksum(examples: InMemory) -> int:

@@ -151,6 +151,7 @@ def keep(context: Context, opened: Opened, small: Small) -> None:
         "classes": data.classes,
         "tau": tau,
         "dim": data.dim,
+        "data": context.state.facts.get("data"),
         "inputs": {name: pruning.get(name) for name in ("inputs_kept", "inputs_dim")},
     }
     checkpoint.save(bare(small.model), context.out / "model.safetensors", extra=extra)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import svdcompress as svdc
-from svdcompress.errors import ModelError
+from svdcompress.errors import ModelError, UsageError
 from svdcompress.layers import VARIATIONAL_CLASSES, VariationalConv2d, VariationalLinear, _precision
 from svdcompress.layers._maps import Convolution, rows
 
@@ -219,6 +219,23 @@ def test_checkpointing_draws_the_same_noise_again(reentrant):
         assert all(torch.equal(one, other) for one, other in zip(plain[2], again[2], strict=True))
     else:
         assert torch.equal(plain[1], again[1])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["local", "members", "passes"])
+def test_checkpointing_with_a_generator_is_refused(reentrant, kind):
+    model, x = network()
+    model.eval()
+    x.requires_grad_()
+    own = {"local": {"local": True}, "members": {"members": True}, "passes": {}}[kind]
+    with svdc.sampling(model, generator=torch.Generator().manual_seed(0), **own) as sampler:
+        model(x).sum().backward()
+        sampler.resample()
+        y = checkpoint(model, x, use_reentrant=reentrant)
+        if kind == "members":
+            sampler.resample()
+        with pytest.raises(UsageError, match="with a generator, activation checkpointing would draw other noise"):
+            y.sum().backward()
 
 
 def test_accumulated_gradients_are_those_of_the_sum():

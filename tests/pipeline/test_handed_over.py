@@ -1,6 +1,8 @@
 """Runs of models and data that were passed as Python objects, opened again after the call."""
 
 import copy
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from typer.testing import CliRunner
 import svdcompress as svdc
 from svdcompress.cli import app
 from svdcompress.errors import DataError, ModelError, UsageError
+from svdcompress.pipeline import run as run_recipe
 from svdcompress.pipeline import verify_run
 from svdcompress.predict import predict_run
-from svdcompress.recipe import load_recipe
+from svdcompress.recipe import dump_recipe, load_recipe
 from svdcompress.sources import code_in
 from svdcompress.sources.given import given
 
@@ -92,3 +95,39 @@ def test_two_calls_with_objects_are_told_apart(made):
     run = svdc.load_run(found.folder, model=model, data=data)
     with given(model=net()), pytest.raises(UsageError, match="another call"):
         _ = run.model
+
+
+def data_of(run):
+    """What opening the run's data warns of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert len(run.data.test) > 0
+    return [str(one.message) for one in told if "not those of the run" in str(one.message)]
+
+
+def test_other_data_than_those_of_the_run_are_told_of(made):
+    model, (x, y), found = made
+    assert data_of(svdc.load_run(found.folder, model=model, data=(x.clone(), y.clone()))) == []
+    (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x + 1, y)))
+    assert told.startswith(f"{found.folder}: the data are not those of the run (train: other values; validation: other")
+    (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x[:200], y[:200])))
+    assert re.search(r"train: \d+ examples, \d+ then; .*test: 40 examples, 60 then\)", told)
+
+
+def test_a_data_file_that_has_changed_since_is_told_of(tiny_recipe, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(60, 4)).astype(np.float32), "y": np.arange(60) % 3}
+    np.savez(tmp_path / "d.npz", **arrays)
+    out, settings = tmp_path / "run", ["data.transform=[flatten]", "model.args={sizes: [4, 12, 3]}", "data.limit=null"]
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(tiny_recipe))
+    quick = ["export.onnx=false", "report={html: false, latency: false}", "uncertainty.samples=0"]
+    run_recipe(load_recipe(tmp_path / "recipe.yaml", [*quick, f"data=npz:{tmp_path}/d.npz", *settings]), out)
+    assert data_of(svdc.load_run(out)) == []
+    shuffled = rng.permutation(60)
+    np.savez(tmp_path / "d.npz", x=arrays["x"][shuffled], y=arrays["y"][shuffled])
+    assert len(data_of(svdc.load_run(out))) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        said = CliRunner().invoke(app, ["evaluate", str(out), "--samples", "5", "--no-magnitude", "--no-laplace"])
+    assert said.exit_code == 0, said.output
+    assert "warning: " in said.output and "training examples may be among the test" in said.output
