@@ -73,8 +73,11 @@ def outcome(
         why = f"it would lose {drop_of(min(small, key=lambda trial: trial.lost), judged)}"
         lines.append(f"the goal {goal.text} exceeds the budget ({why}): the smallest model within it is used")
     else:
+        aim = target / (1 + CLOSE)
+        if goal.factor is not None and measure != "latency":
+            aim = math.floor(round(aim, 3))  # a share of a count
         lines.append(
-            f"the goal {goal.text} was not reached: {_size(best.costs[measure])} against {_size(target / (1 + CLOSE))} "
+            f"the goal {goal.text} was not reached: {_size(best.costs[measure])} against {_size(aim)} "
             f"{MEASURES[measure]}{how}; the closest is kept. "
             + (
                 "More epochs of training, or a higher search.levels, increase the pressure"

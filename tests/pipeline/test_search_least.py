@@ -43,9 +43,16 @@ def test_a_size_that_was_not_reached_is_told_beside_that_of_the_goal():
     best = SimpleNamespace(costs={"macs": 11768.0, "latency": 0.51234}, met=True)
     lines = [
         outcome(best, [], measure, parse_goal(f"{measure}={size}"), number * (1 + CLOSE), None, False, 0)  # type: ignore[arg-type]
-        for measure, size, number in (("macs", "1.5", 1.5), ("macs", "11k", 11000), ("latency", "0.25ms", 0.25))
+        for measure, size, number in (
+            ("macs", "1.5", 1.5),
+            ("macs", "11k", 11000),
+            ("macs", "9x", 4.578),
+            ("latency", "0.25ms", 0.25),
+            ("latency", "2x", 0.2578),
+        )
     ]
-    told = ["11,768 against 1.5 multiply-accumulates", "11,768 against 11,000 multiply-a", "0.5123 against 0.25 milliseconds"]
+    macs = [f"11,768 against {size} multiply-accumulates" for size in ("1.5", "11,000", "4")]
+    told = [*macs, *(f"0.5123 against {size} milliseconds" for size in ("0.25", "0.2578"))]
     assert all(text in line for text, (line,) in zip(told, lines, strict=True))
 
 
