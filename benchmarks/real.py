@@ -215,7 +215,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known = read(HERE / "results" / "real.json").get(row(name, options.label), {})
     earlier, nets = dict(known), {}
     small, missed = figures(opened.model.to(device), opened)
-    small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero")}  # of the means alone
+    small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero", "latency_ms")}  # of the means alone
     way = way_of(CASES[name].goal, sum(row["stage"] != "dense" for row in results["history"]), small)
     trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
     known["nets"] = nets
@@ -223,7 +223,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         small["layers"] = layers
     nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
-    nets["dense start"] = start | changes(start_missed, missed)
+    nets["dense start"] = start | changes(start_missed, missed) | {"latency_ms": results["dense"]["latency_ms"]}
     known |= {"anchor": CASES[name].anchor, "goal": CASES[name].goal, "epochs": way.epochs, "machine": machine()}
     recipe = opened.recipe
     known["setting"] = {

@@ -29,6 +29,12 @@ def _moved(change: list[float]) -> str:
     return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*change)
 
 
+def _faster(base: dict[str, Any], net: dict[str, Any]) -> str:
+    """How many times lower the latencies are than the dense network's, at both batch sizes."""
+    before, after = base.get("latency_ms") or {}, net.get("latency_ms") or {}
+    return ", ".join(f"{before[size] / after[size]:.1f}x" for size in before if size in after)
+
+
 def table(results: dict[str, Any]) -> str:
     """Markdown: a section for each network."""
     lines = ["# Networks that others trained", "", "Written by `benchmarks/real.py`, which says how each row is trained.", ""]
@@ -38,8 +44,11 @@ def table(results: dict[str, Any]) -> str:
     lines.append(
         "chosen: on those that chose; all 10,000: on both. Change: the error of our network less that of the row, in points,"
     )
-    lines += ["paired, 95%; below 0 ours is better. The same of all 10,000, half of which chose ours, in some rows.", ""]
-    head = ("net", "MACs", "parameters", "non-zeros", "accuracy %", "chosen", "all 10,000", "change", "wall-clock")
+    lines.append(
+        "paired, 95%; below 0 ours is better. The same of all 10,000, half of which chose ours, in some rows. Latency: of the"
+    )
+    lines += ["file in onnxruntime on one thread, batch 1 and 128, where it was kept.", ""]
+    head = ("net", "MACs", "parameters", "non-zeros", "latency", "accuracy %", "chosen", "all 10,000", "change", "wall-clock")
     for name, one in results.items():
         made, base = one["setting"], one["nets"]["dense start"]
         facts = [
@@ -68,8 +77,9 @@ def table(results: dict[str, Any]) -> str:
             others = net.get("epochs") or one["epochs"]  # a network of ours that was added later has its own
             label += f" ({others} epochs)" if others != one["epochs"] else ""
             cells = [label, f"{base['macs'] / net['macs']:.2f}x", f"{base['parameters'] / net['parameters']:.2f}x"]
-            cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})"]
+            cells += [f"{base['nonzero'] / net['nonzero']:.2f}x", _faster(base, net)]
             cells += [
+                f"{accuracy['reported']:.2f} ({low:.2f} to {high:.2f})",
                 f"{accuracy['chosen']:.2f}",
                 everywhere,
                 moved,

@@ -67,9 +67,9 @@ def larger_file(results: RunResults) -> list[str]:
     return [line]
 
 
-FEWER, FASTER, SLOWER = 2.0, 1.2, 0.9
-"""A warning is due if a model has FEWER times fewer MACs but is not FASTER times faster at any batch size, or if its speedup
-at some batch size is below SLOWER."""
+FEWER, PART, SLOWER = 2.0, 0.2, 0.9
+"""A warning is due if a model has FEWER times fewer MACs but gains less than this PART of them in speed at every batch size
+(less than 1.2x for 2x fewer, 1.6x for 4x), or if its speedup at some batch size is below SLOWER."""
 
 BLOCK = 8
 """The least number of channels that onnxruntime's kernels compute at once: 8 with AVX2, 16 with AVX-512."""
@@ -87,10 +87,12 @@ def hardly_faster(results: RunResults) -> list[str]:
     if sought or not latency or macs is None:
         return []
     slower = min(latency.values()) < SLOWER
-    if not slower and (macs < FEWER or max(latency.values()) >= FASTER):
+    if not slower and (macs < FEWER or max(latency.values()) - 1 >= PART * (macs - 1)):
         return []
     at = ", ".join(f"{ratio:.2f}x at batch {batch.removeprefix('batch_')}" for batch, ratio in latency.items())
-    said = f"{macs:.3g}x fewer MACs, but {'slower than the dense model' if slower else 'hardly faster'} ({at})."
+    gain = "hardly faster" if max(latency.values()) < 1.2 else "far less gain in speed"
+    gain = "slower than the dense model" if slower else gain
+    said = f"{macs:.3g}x fewer MACs, but {gain} ({at})."
     if max((results.dense.latency_ms or {"": 1.0}).values()) < OVERHEAD:
         return [
             f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it overhead per call: such a model "

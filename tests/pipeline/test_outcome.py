@@ -173,6 +173,14 @@ def test_a_run_that_is_hardly_faster_says_why_and_what_to_set():
     assert "conv0 and 1 other layer no longer have multiples" in hardly_faster(timed(after=(37, 3)))[0]
 
 
+def test_the_more_was_removed_the_faster_the_model_has_to_be():
+    assert "2x fewer MACs, but hardly faster" in hardly_faster(timed(macs=2.0, ratio=1.19))[0]
+    assert hardly_faster(timed(macs=2.0, ratio=1.21)) == []
+    (line,) = hardly_faster(timed(macs=4.0, ratio=1.55))
+    assert "4x fewer MACs, but far less gain in speed (1.55x at batch 1, 1.50x at batch 128)" in line
+    assert hardly_faster(timed(macs=4.0, ratio=1.65)) == []
+
+
 def test_another_reason_than_odd_channels_is_not_taken_for_them():
     for other in (timed(after=(32, 64)), timed(round_to=8)):
         (line,) = hardly_faster(other)
@@ -182,7 +190,8 @@ def test_another_reason_than_odd_channels_is_not_taken_for_them():
 
 
 def test_nothing_is_said_of_speed_where_it_is_not_clear():
-    for fine in (timed(ratio=1.3), timed(macs=1.9), timed(objective="latency"), timed(objective="nonzero")):
+    sought = [timed(objective=objective) for objective in ("latency", "nonzero", "bytes")]
+    for fine in (timed(ratio=1.45), timed(macs=1.9), timed(macs=10.0, ratio=2.9), *sought):
         assert hardly_faster(fine) == []
     nothing = timed()
     nothing.compression = {"macs": 3.0, "latency": {}}
