@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import svdcompress as svdc
-from svdcompress.pipeline._ways import BY_OUTPUTS, EVENNESS, PROJECTIONS
+from svdcompress.pipeline._unit_ways import BY_OUTPUTS, EVENNESS
+from svdcompress.pipeline._way import PROJECTIONS
 from svdcompress.selection import Ranking, whole_units
 
 RESULTS = HERE / "results" / "cut_choice.json"

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 import svdcompress as svdc
 from svdcompress.cost import measure
-from svdcompress.pipeline._ways import PROJECTIONS
+from svdcompress.pipeline._way import PROJECTIONS
 from svdcompress.selection import Ranking, whole_units
 
 RESULTS = HERE / "results" / "reconstruction.json"

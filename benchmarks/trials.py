@@ -25,7 +25,7 @@ from mnist import add_row, machine, made_on, read
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import _search, open_run, run, versions
 from svdcompress.pipeline._search import Search
-from svdcompress.pipeline._ways import Weights
+from svdcompress.pipeline._weight_ways import Weights
 from svdcompress.recipe import load_recipe
 from svdcompress.search import Strategy, Trial
 from svdcompress.train import losses

@@ -11,6 +11,21 @@ from torch.nn import functional as F
 WIDTHS = (16, 32, 64)
 
 
+class Shortcut(nn.Module):
+    """Every second position, with zeros for the new channels on both sides (option A).
+
+    A module of its own, as in the original code: pruning can then cut channels from what it returns.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.new = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, inputs, H, W) -> (N, outputs, H / stride, W / stride)."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new - self.new // 2))
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions with a shortcut; (N, inputs, H, W) -> (N, outputs, H / stride, W / stride)."""
 
@@ -20,14 +35,12 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.stride, self.new = stride, outputs - inputs
+        self.shortcut = nn.Identity() if inputs == outputs and stride == 1 else Shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """One block."""
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.new or self.stride > 1:
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new - self.new // 2))
-        return F.relu(y + x)
+        return F.relu(y + self.shortcut(x))
 
 
 class ResNet(nn.Module):

@@ -20,7 +20,8 @@ from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._some import some
-from svdcompress.pipeline._ways import Way, Ways, ways
+from svdcompress.pipeline._way import Way, Ways
+from svdcompress.pipeline._ways import ways
 from svdcompress.relevance import Masks, as_masks, hold
 from svdcompress.search import Option, best_option, record
 from svdcompress.selection import Selection, limits_of, look_at

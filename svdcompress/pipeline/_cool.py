@@ -16,7 +16,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._search_kept import keep, known
-from svdcompress.pipeline._ways import Ways
+from svdcompress.pipeline._way import Ways
 from svdcompress.recipe import LrSchedule
 from svdcompress.relevance import Masks, as_masks, hold
 from svdcompress.sources import make_model

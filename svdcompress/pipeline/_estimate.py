@@ -37,7 +37,8 @@ from svdcompress.pipeline._search_words import below_least
 from svdcompress.pipeline._stays import that_stay
 from svdcompress.pipeline._trainer import taught
 from svdcompress.pipeline._uncertainty import seconds_for
-from svdcompress.pipeline._ways import FEWEST, pruning_of
+from svdcompress.pipeline._unit_ways import FEWEST
+from svdcompress.pipeline._way import pruning_of
 from svdcompress.recipe import Distillation, Recipe, Training, parse_goal
 from svdcompress.search import CLOSE
 from svdcompress.selection import Ranking, rule

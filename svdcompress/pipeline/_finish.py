@@ -19,7 +19,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._measure import BATCHES
 from svdcompress.pipeline._onnx import Files
-from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller
+from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._smaller import Small
@@ -124,6 +124,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
         results.warnings.extend(hardly_faster(results))
+        results.warnings.extend(padded_in_code(results))
 
     context.attempt("latency and ratios", work)
 

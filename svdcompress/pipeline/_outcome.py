@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svdcompress.pipeline._results import RunResults
+from svdcompress.prune import PADDED
 from svdcompress.recipe import WITHOUT_RECIPE, Recipe, parse_goal
 from svdcompress.search import CLOSE
 
@@ -46,6 +47,19 @@ def nothing_smaller(recipe: Recipe, results: RunResults, history: Sequence[Mappi
     else:
         lines.append(f"Only {100 * zeros:.0f}% of the weights were dropped. {_more(recipe, results, history)}")
     return [" ".join(lines)]
+
+
+def padded_in_code(results: RunResults) -> list[str]:
+    """A warning if channels stay, relevant or not, because of a padding in the middle of a module's forward; else []."""
+    groups = [group for group in (results.pruning or {}).get("groups", ()) if PADDED in group["reason"]]
+    if not groups:
+        return []
+    kept, more = sum(group["kept"] for group in groups), len(groups) - 1
+    where = groups[0]["name"] + (f" and {more} other layer{'s' * (more > 1)}" if more else "")
+    return [
+        f"{kept:,} channels of {where} stay, relevant or not: the model's code pads those that they meet by a fixed number. In "
+        "a module of its own that returns just the padded tensor, the padding can be cut, and so can they (docs/pruning.md)"
+    ]
 
 
 def larger_file(results: RunResults) -> list[str]:

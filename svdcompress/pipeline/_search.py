@@ -25,7 +25,7 @@ from svdcompress.pipeline._search_words import (
     untaught,
 )
 from svdcompress.pipeline._smaller import Small
-from svdcompress.pipeline._ways import FOLLOWS
+from svdcompress.pipeline._unit_ways import FOLLOWS
 from svdcompress.recipe import MEASURES
 from svdcompress.search import CLOSE, Strategy, Trial
 from svdcompress.selection import Selection

@@ -32,7 +32,9 @@ from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
-from svdcompress.pipeline._ways import FOLLOWS, Ways, ways
+from svdcompress.pipeline._unit_ways import FOLLOWS
+from svdcompress.pipeline._way import Ways
+from svdcompress.pipeline._ways import ways
 from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.reconstruction import Reconstruction, fits_any
 from svdcompress.relevance import Masks

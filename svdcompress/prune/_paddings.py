@@ -9,6 +9,9 @@ from svdcompress.layers import kept_channels
 from svdcompress.prune._shadow import Shadow, small, varying
 from svdcompress.prune._trace import Padding, Trace
 
+PADDED = "meets channels that are padded by a fixed number in code"
+"""Why channels stay that meet a padding which its module does not return."""
+
 
 def padded(trace: Trace, shadow: Shadow, pad: list[int], shape: torch.Size) -> Tensor | None:
     """Labels of a tensor padded along its only dimension of units; the added positions are units of their own.
@@ -47,4 +50,4 @@ def hold_others(trace: Trace) -> None:
     """Pin the added channels of paddings that their module does not return, as they cannot be cut there."""
     for padding in trace.paddings:
         if not padding.returned:
-            trace.units.pin(padding.labels[padding.own], "meets channels that are padded by a fixed number in code")
+            trace.units.pin(padding.labels[padding.own], PADDED)

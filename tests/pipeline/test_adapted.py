@@ -14,7 +14,7 @@ from svdcompress.convert import convert
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._adapted import BATCH, adapted, normalisations
 from svdcompress.pipeline._choose_masks import option
-from svdcompress.pipeline._ways import Way
+from svdcompress.pipeline._way import Way
 from svdcompress.relevance import as_masks, hold
 from svdcompress.sources import InMemory
 

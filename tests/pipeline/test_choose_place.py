@@ -14,7 +14,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _choose_masks
 from svdcompress.pipeline._choose_masks import chosen, option
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._ways import Way
+from svdcompress.pipeline._way import Way
 from svdcompress.relevance import as_masks
 from svdcompress.sources import InMemory
 
@@ -58,7 +58,7 @@ def test_a_way_that_cannot_be_pruned_is_not_taken(monkeypatch) -> None:
     def refused(*given, **more):
         raise PruneError("two heads are needed")
 
-    monkeypatch.setattr("svdcompress.pipeline._ways.prune", refused)
+    monkeypatch.setattr("svdcompress.pipeline._unit_ways.prune", refused)
     assert to_size.fitted(Way("even", masks, None, None, 40.0), Way("global", masks, 0.4, None, 40.0)) is None
 
 

@@ -11,7 +11,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, levels_and_trials, run
 from svdcompress.pipeline._path import Climb
 from svdcompress.pipeline._search_trials import Trials
-from svdcompress.pipeline._ways import Units
+from svdcompress.pipeline._unit_ways import Units
 
 SHAPES = (
     "model.args={sizes: [64, 24, 16, 10]}",

@@ -8,7 +8,7 @@ from torch import nn
 
 from svdcompress.errors import PruneError
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _choose_masks, _ways, run
+from svdcompress.pipeline import _choose_masks, _unit_ways, run
 
 SHORT = (*SHAPES, "train.lr=1.0e-6", "search.mixture=auto")
 
@@ -62,12 +62,12 @@ def test_small_ones_and_masked_ones_are_judged_alike(tiny_recipe, tmp_path, monk
 def test_one_that_cannot_be_pruned_is_judged_with_its_masks(tiny_recipe, tmp_path, monkeypatch, sizes):
     """Pruning fails only during the choice; the cut that is chosen is made elsewhere."""
     monkeypatch.setattr(_choose_masks, "LONG", 0)
-    small = _ways.Units.small
+    small = _unit_ways.Units.small
 
     def failing(self, masks):
         owners.append(self)
         with monkeypatch.context() as patch:
-            patch.setattr(_ways, "prune", refused)
+            patch.setattr(_unit_ways, "prune", refused)
             return small(self, masks)
 
     asked, owners = [], []
@@ -76,7 +76,7 @@ def test_one_that_cannot_be_pruned_is_judged_with_its_masks(tiny_recipe, tmp_pat
         asked.append(True)
         raise PruneError("two heads are needed")
 
-    monkeypatch.setattr(_ways.Units, "small", failing)
+    monkeypatch.setattr(_unit_ways.Units, "small", failing)
     trial = run(searching(tiny_recipe, *SHORT), tmp_path / "run")["search"]["trials"][0]
     assert len(asked) == len({id(owner) for owner in owners}) < len(owners)  # once for each choice: it would fail every time
     assert len(set(sizes)) == 1 and len(trial["mixture"]["candidates"]) > 1

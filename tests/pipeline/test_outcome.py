@@ -14,8 +14,9 @@ from svdcompress.cli import app
 from svdcompress.cost import Cost
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
-from svdcompress.pipeline._outcome import _more, hardly_faster, nothing_smaller
+from svdcompress.pipeline._outcome import _more, hardly_faster, nothing_smaller, padded_in_code
 from svdcompress.pipeline._results import RunResults, Side
+from svdcompress.prune import PADDED
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
 from svdcompress.sources import save_weights
 from svdcompress.train import Reach
@@ -179,6 +180,14 @@ def test_the_more_was_removed_the_faster_the_model_has_to_be():
     (line,) = hardly_faster(timed(macs=4.0, ratio=1.55))
     assert "4x fewer MACs, but far less gain in speed (1.55x at batch 1, 1.50x at batch 128)" in line
     assert hardly_faster(timed(macs=4.0, ratio=1.65)) == []
+
+
+def test_channels_that_a_padding_in_code_holds_are_told_and_what_to_do():
+    held = [{"name": f"layer{n}.conv2", "kept": 16 * n, "reason": PADDED} for n in (1, 2)]
+    free = {"name": "conv1", "kept": 7, "reason": ""}
+    (line,) = padded_in_code(RunResults(pruning={"groups": [free, *held]}))
+    assert "48 channels of layer1.conv2 and 1 other layer stay" in line and "a module of its own" in line
+    assert padded_in_code(RunResults(pruning={"groups": [free]})) == padded_in_code(RunResults()) == []
 
 
 def test_another_reason_than_odd_channels_is_not_taken_for_them():

@@ -19,7 +19,7 @@ from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import check_epochs
-from svdcompress.pipeline._ways import Way
+from svdcompress.pipeline._way import Way
 from svdcompress.recipe import load_recipe
 from svdcompress.reconstruction import reconstruct
 from svdcompress.relevance import as_masks, hold

@@ -9,7 +9,7 @@ from svdcompress.errors import ExportError
 from svdcompress.pipeline import estimate, run
 from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._search_words import below_least, outcome
-from svdcompress.pipeline._ways import Units, next_count
+from svdcompress.pipeline._unit_ways import Units, next_count
 from svdcompress.recipe import dump_recipe, parse_goal, parse_recipe, parse_yaml
 from svdcompress.search import CLOSE
 

@@ -18,7 +18,8 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _choose_masks
 from svdcompress.pipeline._choose_masks import chosen, compared_on, option
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._ways import Way, Ways, ways
+from svdcompress.pipeline._way import Way, Ways
+from svdcompress.pipeline._ways import ways
 from svdcompress.prune import prune
 from svdcompress.recipe import load_recipe
 from svdcompress.selection import Ranking, whole_units

@@ -1,0 +1,233 @@
+"""Ways to a size that follows the shapes: which whole units go, and how they are ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from svdcompress.errors import PruneError
+from svdcompress.layers import variational_layers
+from svdcompress.pipeline._select import whole
+from svdcompress.pipeline._way import CORRECTIONS, Way, Ways
+from svdcompress.prune import prune
+from svdcompress.relevance import Masks
+from svdcompress.search import CLOSE
+from svdcompress.selection import Ranked, whole_units
+
+FOLLOWS = {"nonzero": "nonzero", "parameters": "parameters", "bytes": "parameters", "macs": "macs", "latency": "macs"}
+"""The count that stands in for each measure while no file is written."""
+
+EVENNESS = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}
+"""The ways if the size follows the shapes, with their `evenness` for `Ranking.at`; the first is the usual way."""
+
+BY_OUTPUTS = "-by-outputs"
+"""The suffix of ways that also rank units by how far the outputs move with them, if the usual way does not. They are tried
+only if training is too short for the variances: with well-trained variances such a rank is better before recovery, but not
+after."""
+
+GUESSES, MORE, FAR = 3, 6, 0.8
+"""The most files to measure on the way to a size in bytes or milliseconds, in addition to that of the model as it is:
+GUESSES, or MORE while the best size found is below FAR times the target, because latency is not linear in the count."""
+
+BLOCKS = {"-in-8s": 8, "-in-16s": 16}
+"""The suffixes of ways, and the multiples to which they round the units that stay. onnxruntime computes convolutions in blocks
+of 8 channels (AVX2) or 16 (AVX-512), and falls back to slower kernels for other numbers of them, so a search for latency tries
+these, too."""
+
+SURE = 1.05
+"""Two measured sizes count as different only if they are at least this factor apart."""
+
+FEWEST = 1.5
+"""The count to ask a ranking for to get the least possible size, with one unit in each layer and the units that cannot go. A
+number up to 1 would be a share."""
+
+
+def next_count(seen: list[tuple[float, float]], target: float) -> float:
+    """How many parameters or multiply-accumulates to leave for a file size or a latency.
+
+    seen: (count, size) of each measurement; at least one size is above the target. If there are sizes on both sides of the
+    target, the count is interpolated. Else size is taken as proportional to the count or, with two sizes that differ by more
+    than chance, as linear, because a part of it doesn't depend on the count. One step leaves at least a quarter.
+    """
+    count, size = min(each for each in seen if each[1] > target)
+    below = [each for each in seen if each[1] <= target and each[0] < count]
+    if below:
+        fewer, smaller = max(below)
+        return fewer + (target * (1 - CLOSE / 2) - smaller) * (count - fewer) / (size - smaller)
+    guess = count * target / size
+    others = [each for each in seen if each[0] > count and each[1] > SURE * size]
+    if others:
+        more, larger = min(others)
+        guess = min(guess, count - (size - target) * (more - count) / (larger - size))
+    return max(guess, count / 4, FEWEST)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A way that was measured. left: what it leaves, in what the measure follows."""
+
+    way: Way
+    left: float
+
+    @property
+    def size(self) -> float:
+        return self.way.size or 0.0
+
+
+def _block(name: str) -> str:
+    """The key of `BLOCKS` that the name of a way ends with."""
+    return next((block for block in BLOCKS if name.endswith(block)), "")
+
+
+class Units(Ways):
+    """Ways to a size that follows the shapes: units go by their rank. Where shapes alone count, no single weights of units
+    that stay are masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`.
+
+    For a latency, the usual way is in those `BLOCKS` that leave the most multiply-accumulates at the target.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._usual: Way | None = None  # kept because files are measured for it
+        self._plain: Way | None = None  # the usual way if it is not in blocks
+        self._prunes = True
+        self.follows = FOLLOWS[self.measure.name]
+        self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
+
+    def usual(self) -> Way:
+        if self._usual is None:
+            self._usual = self._to_target()
+        return self._usual
+
+    def _to_target(self) -> Way:
+        if self.measure.name == self.follows:
+            count = max(self.target, FEWEST)
+            found = self.ranking.at({self.follows: count})
+            size = float(getattr(found, self.follows))
+            free = not found.units
+            return Way("global", self._finished(found.masks), size, self.asked, None if free else count, free=free)
+        now = self._costs(self.found)
+        as_is = Way("global", self._finished(self.found), now[self.measure.name], self.asked, free=True)
+        start = _Tried(as_is, now[self.follows])
+        plain = self._tried(start, "")
+        found = [self._nearest(plain)]
+        for block in self._blocks() if len(plain) > 1 else ():
+            if len(tried := self._tried(start, block, plain[1])) > 1:
+                found.append(self._nearest(tried[1:]))
+        self._plain = found[0].way
+        there = [each for each in found if each.size <= self.target]
+        return max(there, key=lambda each: each.left).way if there else min(found, key=lambda each: each.size).way
+
+    def _tried(self, start: _Tried, block: str, plain: _Tried | None = None) -> list[_Tried]:
+        """Measurements on the way to the target, beginning with `start`, of ways in blocks. plain: the first one of units that
+        are not in blocks; only the start is returned if blocks are not surely faster than that for what they leave."""
+        made = [start]
+        while made[0].size > self.target and len(made) <= MORE:
+            best = max((each.size for each in made if each.size <= self.target), default=0.0)
+            if best >= self.target * (1 - CLOSE) or (best >= self.target * FAR and len(made) > GUESSES):
+                break
+            count = next_count([(each.left, each.size) for each in made], self.target)
+            masks = self._at(f"global{block}", count).masks
+            now = self._costs(masks)
+            way = Way(f"global{block}", self._finished(masks), now[self.measure.name], self.asked, count)
+            tried = _Tried(way, now[self.follows])
+            if plain is not None and len(made) == 1 and tried.size / tried.left * SURE > plain.size / plain.left:
+                break
+            known = [each.left for each in made]
+            made.append(tried)
+            if tried.left in known:  # the same units as before: no others will go
+                break
+        return made
+
+    def _nearest(self, tried: list[_Tried]) -> _Tried:
+        """The largest one within the target, else the smallest."""
+        there = [each for each in tried if each.size <= self.target]
+        return max(there, key=lambda each: each.size) if there else min(tried, key=lambda each: each.size)
+
+    def _blocks(self) -> list[str]:
+        """The blocks to try besides the recipe's own multiples: where latency is measured and there are convolutions."""
+        if self.measure.name != "latency" or all(layer.weight.dim() < 3 for _, layer in variational_layers(self.model)):
+            return []
+        own = self.pruning["round_to"]
+        return [suffix for suffix, block in BLOCKS.items() if block > own and block % own == 0]
+
+    def aim(self) -> float | None:
+        return super().aim() if self.measure.name == self.follows else self.usual().count
+
+    def least(self) -> float:
+        found = self.ranking.at({self.follows: FEWEST})
+        if self.measure.name == self.follows:
+            return float(getattr(found, self.follows))
+        return self._costs(found.masks)[self.measure.name]
+
+    def part(self, size: float, name: str) -> Masks | None:
+        found = self._at(name, max(size, FEWEST))
+        return whole_units(self.model, found.masks) if found.units else None
+
+    def others_than(self, usual: Way) -> Iterator[Way]:
+        counted, block = self.measure.name == self.follows, _block(usual.name)
+        if block and self._plain is not None and (self._plain.size or 0.0) <= self.target:
+            yield self._plain
+        for end in ("", BY_OUTPUTS) if self.untold and not self.by_outputs else ("",):
+            for name in (f"{name}{end}{block}" for name in EVENNESS):
+                if name != usual.name and usual.count is not None:
+                    yield self._ranked(name, max(usual.size or 0.0, FEWEST) if counted else usual.count, counted)
+
+    def fitted(self, way: Way, usual: Way) -> Way | None:
+        count, best = way.count, None
+        if way.size is not None or count is None or usual.size is None:
+            return way
+        left: set[float] = set()
+        for _ in range(CORRECTIONS):
+            try:
+                now = self._costs(way.masks)
+            except PruneError:  # a way that can't be pruned can't be used
+                break
+            size = now[self.measure.name]
+            if size <= usual.size * (1 + CLOSE) and (best is None or size > (best.size or 0.0)):
+                best = replace(way, size=size)
+            if usual.size / SURE <= size <= usual.size * (1 + CLOSE) or now[self.follows] in left:
+                break
+            left.add(now[self.follows])
+            count = max(count * usual.size / size, FEWEST)  # down or up to the size: unused room is wasted
+            way = self._ranked(way.name, count, counted=False)
+        return best
+
+    def _ranked(self, name: str, count: float, counted: bool) -> Way:
+        found = self._at(name, count)
+        size = float(getattr(found, self.follows)) if counted else None
+        return Way(name, self._finished(found.masks), size, self.asked, count)
+
+    def _at(self, name: str, count: float) -> Ranked:
+        block = _block(name)
+        order = name.removesuffix(block)
+        ranking = self._ranked_by(self.by_outputs or order.endswith(BY_OUTPUTS))
+        round_to = BLOCKS[block] if block else None
+        return ranking.at({self.follows: count}, evenness=EVENNESS[order.removesuffix(BY_OUTPUTS)], round_to=round_to)
+
+    def again(self, stored: Mapping[str, Any]) -> Masks:
+        if stored["count"] is None:
+            return self._finished(self.found)
+        return self._ranked(stored["way"], stored["count"], counted=False).masks
+
+    def _finished(self, masks: Masks) -> Masks:
+        # a weight between units that stay costs nothing and may help
+        return masks if self.measure.name == "bytes" else whole_units(self.model, masks)
+
+    def small(self, masks: Masks) -> nn.Module | None:
+        try:
+            return self._pruned(masks) if self._prunes else None
+        except PruneError:  # for example, too few units are left for what the model does with them
+            self._prunes = False  # trying again would take as long each time
+            return None
+
+    def _costs(self, chosen: Masks) -> dict[str, float]:
+        self.context.check("while measuring what to remove")  # measuring a latency takes half a minute with a large model
+        return self.measure.of_small(self._pruned(chosen), self.dense.model)
+
+    def _pruned(self, chosen: Masks) -> nn.Module:
+        small: Any = prune(self.model, self.opened.inputs, masks=chosen, time_budget=self.time_budget, **self.pruning)
+        return whole(small, small.pruning.to_dict()).eval()
