@@ -86,13 +86,14 @@ class Units(Ways):
     """Ways to a size that follows the shapes: units go by their rank. Where shapes alone count, no single weights of units
     that stay are masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`.
 
-    For a latency, the usual way is in those `BLOCKS` that leave the most multiply-accumulates at the target.
+    For a latency, there are also ways in `BLOCKS`, each measured and brought to the target by itself.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._usual: Way | None = None  # kept because files are measured for it
-        self._plain: Way | None = None  # the usual way if it is not in blocks
+        self._measured: list[_Tried] = []  # on the way to the usual one
+        self._blocks: dict[str, Way] | None = None  # by the key of BLOCKS; None: not tried yet
         self._prunes = True
         self.follows = FOLLOWS[self.measure.name]
         self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
@@ -111,15 +112,19 @@ class Units(Ways):
             return Way("global", self._finished(found.masks), size, self.asked, None if free else count, free=free)
         now = self._costs(self.found)
         as_is = Way("global", self._finished(self.found), now[self.measure.name], self.asked, free=True)
-        start = _Tried(as_is, now[self.follows])
-        plain = self._tried(start, "")
-        found = [self._nearest(plain)]
-        for block in self._blocks() if len(plain) > 1 else ():
-            if len(tried := self._tried(start, block, plain[1])) > 1:
-                found.append(self._nearest(tried[1:]))
-        self._plain = found[0].way
-        there = [each for each in found if each.size <= self.target]
-        return max(there, key=lambda each: each.left).way if there else min(found, key=lambda each: each.size).way
+        self._measured = self._tried(_Tried(as_is, now[self.follows]), "")
+        return self._nearest(self._measured).way
+
+    def _in_blocks(self) -> dict[str, Way]:
+        """A way to the target in each of the `BLOCKS` that are surely faster for what they leave."""
+        if self._blocks is None:
+            self._blocks = {}
+            self.usual()
+            for block in self._worth_trying() if len(self._measured) > 1 else ():
+                tried = self._tried(self._measured[0], block, self._measured[1])[1:]
+                if tried and (nearest := self._nearest(tried)).size <= self.target:
+                    self._blocks[block] = nearest.way
+        return self._blocks
 
     def _tried(self, start: _Tried, block: str, plain: _Tried | None = None) -> list[_Tried]:
         """Measurements on the way to the target, beginning with `start`, of ways in blocks. plain: the first one of units that
@@ -147,15 +152,17 @@ class Units(Ways):
         there = [each for each in tried if each.size <= self.target]
         return max(there, key=lambda each: each.size) if there else min(tried, key=lambda each: each.size)
 
-    def _blocks(self) -> list[str]:
-        """The blocks to try besides the recipe's own multiples: where latency is measured and there are convolutions."""
+    def _worth_trying(self) -> list[str]:
+        """The blocks beyond the recipe's own multiples, where a latency is measured and there are convolutions."""
         if self.measure.name != "latency" or all(layer.weight.dim() < 3 for _, layer in variational_layers(self.model)):
             return []
         own = self.pruning["round_to"]
         return [suffix for suffix, block in BLOCKS.items() if block > own and block % own == 0]
 
-    def aim(self) -> float | None:
-        return super().aim() if self.measure.name == self.follows else self.usual().count
+    def aim(self, name: str = "") -> float | None:
+        if self.measure.name == self.follows:
+            return super().aim()
+        return (self._in_blocks()[block] if (block := _block(name)) else self.usual()).count
 
     def least(self) -> float:
         found = self.ranking.at({self.follows: FEWEST})
@@ -168,13 +175,16 @@ class Units(Ways):
         return whole_units(self.model, found.masks) if found.units else None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
-        counted, block = self.measure.name == self.follows, _block(usual.name)
-        if block and self._plain is not None and (self._plain.size or 0.0) <= self.target:
-            yield self._plain
+        counted = self.measure.name == self.follows
+        if usual.count is None:
+            return
         for end in ("", BY_OUTPUTS) if self.untold and not self.by_outputs else ("",):
-            for name in (f"{name}{end}{block}" for name in EVENNESS):
-                if name != usual.name and usual.count is not None:
+            for name in (f"{name}{end}" for name in EVENNESS):
+                if name != usual.name:
                     yield self._ranked(name, max(usual.size or 0.0, FEWEST) if counted else usual.count, counted)
+        for block, way in self._in_blocks().items():
+            yield way
+            yield self._ranked(f"half-even{block}", way.count or FEWEST, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None

@@ -110,8 +110,9 @@ class Ways:
         """The way that is used if there is no choice."""
         raise NotImplementedError
 
-    def aim(self) -> float | None:
-        """The count to aim at, in what the measure follows, as far as this model tells; None if nothing alive has to go."""
+    def aim(self, name: str = "") -> float | None:
+        """The count to aim at, in what the measure follows, as far as this model tells; None if nothing alive has to go. name:
+        of the way (empty: the usual one)."""
         return self.target if self.target < self.natural else None
 
     def least(self) -> float:
