@@ -157,7 +157,7 @@ def _way_to(way: Ways, choose: Callable[[Ways], str], file: Path) -> tuple[float
     first part and kept in the file."""
     names = ("natural", "aim", "way")
     if (found := known(file, names)) is None:
-        name = "" if way.aim() is None else choose(way)
-        keep(file, {"natural": way.natural, "aim": way.aim(name), "way": name})
+        aim = way.aim()
+        keep(file, {"natural": way.natural, "aim": aim, "way": "" if aim is None else choose(way)})
         found = known(file, names) or {}
     return found["natural"], found["aim"], found["way"]

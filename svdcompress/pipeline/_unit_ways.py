@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from svdcompress.errors import PruneError
-from svdcompress.layers import variational_layers
 from svdcompress.pipeline._select import whole
 from svdcompress.pipeline._way import CORRECTIONS, Way, Ways
 from svdcompress.prune import prune
@@ -31,11 +30,6 @@ after."""
 GUESSES, MORE, FAR = 3, 6, 0.8
 """The most files to measure on the way to a size in bytes or milliseconds, in addition to that of the model as it is:
 GUESSES, or MORE while the best size found is below FAR times the target, because latency is not linear in the count."""
-
-BLOCKS = {"-in-8s": 8, "-in-16s": 16}
-"""The suffixes of ways, and the multiples to which they round the units that stay. onnxruntime computes convolutions in blocks
-of 8 channels (AVX2) or 16 (AVX-512), and falls back to slower kernels for other numbers of them, so a search for latency tries
-these, too."""
 
 SURE = 1.05
 """Two measured sizes count as different only if they are at least this factor apart."""
@@ -65,35 +59,13 @@ def next_count(seen: list[tuple[float, float]], target: float) -> float:
     return max(guess, count / 4, FEWEST)
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """A way that was measured. left: what it leaves, in what the measure follows."""
-
-    way: Way
-    left: float
-
-    @property
-    def size(self) -> float:
-        return self.way.size or 0.0
-
-
-def _block(name: str) -> str:
-    """The key of `BLOCKS` that the name of a way ends with."""
-    return next((block for block in BLOCKS if name.endswith(block)), "")
-
-
 class Units(Ways):
     """Ways to a size that follows the shapes: units go by their rank. Where shapes alone count, no single weights of units
-    that stay are masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`.
-
-    For a latency, there are also ways in `BLOCKS`, each measured and brought to the target by itself.
-    """
+    that stay are masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._usual: Way | None = None  # kept because files are measured for it
-        self._measured: list[_Tried] = []  # on the way to the usual one
-        self._blocks: dict[str, Way] | None = None  # by the key of BLOCKS; None: not tried yet
         self._prunes = True
         self.follows = FOLLOWS[self.measure.name]
         self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
@@ -111,58 +83,24 @@ class Units(Ways):
             free = not found.units
             return Way("global", self._finished(found.masks), size, self.asked, None if free else count, free=free)
         now = self._costs(self.found)
-        as_is = Way("global", self._finished(self.found), now[self.measure.name], self.asked, free=True)
-        self._measured = self._tried(_Tried(as_is, now[self.follows]), "")
-        return self._nearest(self._measured).way
-
-    def _in_blocks(self) -> dict[str, Way]:
-        """A way to the target in each of the `BLOCKS` that are surely faster for what they leave."""
-        if self._blocks is None:
-            self._blocks = {}
-            self.usual()
-            for block in self._worth_trying() if len(self._measured) > 1 else ():
-                tried = self._tried(self._measured[0], block, self._measured[1])[1:]
-                if tried and (nearest := self._nearest(tried)).size <= self.target:
-                    self._blocks[block] = nearest.way
-        return self._blocks
-
-    def _tried(self, start: _Tried, block: str, plain: _Tried | None = None) -> list[_Tried]:
-        """Measurements on the way to the target, beginning with `start`, of ways in blocks. plain: the first one of units that
-        are not in blocks; only the start is returned if blocks are not surely faster than that for what they leave."""
-        made = [start]
-        while made[0].size > self.target and len(made) <= MORE:
-            best = max((each.size for each in made if each.size <= self.target), default=0.0)
+        seen = [(now[self.follows], now[self.measure.name])]
+        made = [Way("global", self._finished(self.found), seen[0][1], self.asked, free=True)]
+        while seen[0][1] > self.target and len(made) <= MORE:
+            best = max((size for _, size in seen if size <= self.target), default=0.0)
             if best >= self.target * (1 - CLOSE) or (best >= self.target * FAR and len(made) > GUESSES):
                 break
-            count = next_count([(each.left, each.size) for each in made], self.target)
-            masks = self._at(f"global{block}", count).masks
+            count = next_count(seen, self.target)
+            masks = self.ranking.at({self.follows: count}).masks
             now = self._costs(masks)
-            way = Way(f"global{block}", self._finished(masks), now[self.measure.name], self.asked, count)
-            tried = _Tried(way, now[self.follows])
-            if plain is not None and len(made) == 1 and tried.size / tried.left * SURE > plain.size / plain.left:
+            made.append(Way("global", self._finished(masks), now[self.measure.name], self.asked, count))
+            if now[self.follows] in (left for left, _ in seen):  # the same units as before: no others will go
                 break
-            known = [each.left for each in made]
-            made.append(tried)
-            if tried.left in known:  # the same units as before: no others will go
-                break
-        return made
+            seen.append((now[self.follows], now[self.measure.name]))
+        there = [way for way in made if (way.size or 0.0) <= self.target]
+        return max(there, key=lambda way: way.size or 0.0) if there else min(made, key=lambda way: way.size or 0.0)
 
-    def _nearest(self, tried: list[_Tried]) -> _Tried:
-        """The largest one within the target, else the smallest."""
-        there = [each for each in tried if each.size <= self.target]
-        return max(there, key=lambda each: each.size) if there else min(tried, key=lambda each: each.size)
-
-    def _worth_trying(self) -> list[str]:
-        """The blocks beyond the recipe's own multiples, where a latency is measured and there are convolutions."""
-        if self.measure.name != "latency" or all(layer.weight.dim() < 3 for _, layer in variational_layers(self.model)):
-            return []
-        own = self.pruning["round_to"]
-        return [suffix for suffix, block in BLOCKS.items() if block > own and block % own == 0]
-
-    def aim(self, name: str = "") -> float | None:
-        if self.measure.name == self.follows:
-            return super().aim()
-        return (self._in_blocks()[block] if (block := _block(name)) else self.usual()).count
+    def aim(self) -> float | None:
+        return super().aim() if self.measure.name == self.follows else self.usual().count
 
     def least(self) -> float:
         found = self.ranking.at({self.follows: FEWEST})
@@ -176,15 +114,10 @@ class Units(Ways):
 
     def others_than(self, usual: Way) -> Iterator[Way]:
         counted = self.measure.name == self.follows
-        if usual.count is None:
-            return
         for end in ("", BY_OUTPUTS) if self.untold and not self.by_outputs else ("",):
             for name in (f"{name}{end}" for name in EVENNESS):
-                if name != usual.name:
+                if name != usual.name and usual.count is not None:
                     yield self._ranked(name, max(usual.size or 0.0, FEWEST) if counted else usual.count, counted)
-        for block, way in self._in_blocks().items():
-            yield way
-            yield self._ranked(f"half-even{block}", way.count or FEWEST, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None
@@ -212,11 +145,8 @@ class Units(Ways):
         return Way(name, self._finished(found.masks), size, self.asked, count)
 
     def _at(self, name: str, count: float) -> Ranked:
-        block = _block(name)
-        order = name.removesuffix(block)
-        ranking = self._ranked_by(self.by_outputs or order.endswith(BY_OUTPUTS))
-        round_to = BLOCKS[block] if block else None
-        return ranking.at({self.follows: count}, evenness=EVENNESS[order.removesuffix(BY_OUTPUTS)], round_to=round_to)
+        ranking = self._ranked_by(self.by_outputs or name.endswith(BY_OUTPUTS))
+        return ranking.at({self.follows: count}, evenness=EVENNESS[name.removesuffix(BY_OUTPUTS)])
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
         if stored["count"] is None:

@@ -32,10 +32,10 @@ CORRECTIONS = 3
 
 @dataclass(frozen=True)
 class Way:
-    """A way to a size. name: a key of `SHARES` or `EVENNESS`, the latter perhaps with `BY_OUTPUTS` and a key of `BLOCKS`. size:
-    that of the model, in the measure of the search; None: not measured yet. asked: the threshold for single weights. count:
-    how much the ranking of units was asked to leave (weights, parameters or multiply-accumulates); None: no unit had to go
-    for it. free: whether nothing alive had to go."""
+    """A way to a size. name: a key of `EVENNESS` (perhaps with `BY_OUTPUTS`) or `SHARES`. size: that of the model, in the
+    measure of the search; None: not measured yet. asked: the threshold for single weights. count: how much the ranking of
+    units was asked to leave (weights, parameters or multiply-accumulates); None: no unit had to go for it. free: whether
+    nothing alive had to go."""
 
     name: str
     masks: Masks
@@ -110,9 +110,8 @@ class Ways:
         """The way that is used if there is no choice."""
         raise NotImplementedError
 
-    def aim(self, name: str = "") -> float | None:
-        """The count to aim at, in what the measure follows, as far as this model tells; None if nothing alive has to go. name:
-        of the way (empty: the usual one)."""
+    def aim(self) -> float | None:
+        """The count to aim at, in what the measure follows, as far as this model tells; None if nothing alive has to go."""
         return self.target if self.target < self.natural else None
 
     def least(self) -> float:

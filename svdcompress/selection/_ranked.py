@@ -156,29 +156,27 @@ class Ranking:
         ((measure, value),) = goal.items()
         return measure, value * self.total[measure] if value <= 1 else float(value)
 
-    def at(self, goal: Mapping[str, float], *, evenness: float = 0.0, round_to: int | None = None) -> Ranked:
+    def at(self, goal: Mapping[str, float], *, evenness: float = 0.0) -> Ranked:
         """The masks for a goal that remove as few units as possible; if it cannot be reached, the closest.
 
         evenness: 0 ranks all units of the model by relevance per cost; 1 divides that by its mean over the units of the same
         layer (those with the same cost), so that each layer loses its own least relevant units and none goes as a whole; a
-        value in between divides by that power of the mean. round_to: in place of the ranking's own; the masks hold the units
-        that are kept to make up multiples.
+        value in between divides by that power of the mean.
         """
-        round_to = self.round_to if round_to is None else round_to
         measure, limit = self.limit(goal)
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
         steps = self._steps_of(measure, evenness)
         least, most = 0, len(steps)
-        if self._size(steps, round_to)[1][measure] > limit:
+        if self._size(steps)[1][measure] > limit:
             least = most  # even removing all of them is not enough
         while least < most:  # removing fewer units leaves more
             middle = (least + most) // 2
-            least, most = (least, middle) if self._size(steps[:middle], round_to)[1][measure] <= limit else (middle + 1, most)
+            least, most = (least, middle) if self._size(steps[:middle])[1][measure] <= limit else (middle + 1, most)
         steps = steps[:least]
-        choice, left = self._size(steps, round_to)
+        choice, left = self._size(steps)
         fewer = self._spared(steps, choice)
-        if len(fewer) < len(steps) and (other := self._size(fewer, round_to)[1])[measure] <= left[measure]:
+        if len(fewer) < len(steps) and (other := self._size(fewer)[1])[measure] <= left[measure]:
             steps, left = fewer, other
         units = sum(len(step.roots) for step in steps)
         return self._told(self._gone(steps), units, left, left[measure] <= limit)
@@ -196,7 +194,7 @@ class Ranking:
         while least < most:
             middle = (least + most) // 2
             least, most = (least, middle) if self._masked(self._gone(steps[:middle])).kept <= kept else (middle + 1, most)
-        found, left = self._gone(steps[:least]), self._size(steps[:least], self.round_to)[1]
+        found, left = self._gone(steps[:least]), self._size(steps[:least])[1]
         units = sum(len(step.roots) for step in steps[:least])
         return self._told(found, units, left, self._masked(found).kept <= kept)
 
@@ -224,9 +222,9 @@ class Ranking:
         assert self._analysis is not None
         return self._analysis
 
-    def _size(self, steps: list[_Step], round_to: int) -> tuple[Choice, dict[str, float]]:
+    def _size(self, steps: list[_Step]) -> tuple[Choice, dict[str, float]]:
         """What `prune` would remove after these steps, and the sizes it would leave."""
-        choice = self._found.choose(round_to=round_to, unread=self._gone(steps))
+        choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
 
     def _steps_of(self, measure: str, evenness: float) -> list[_Step]:
