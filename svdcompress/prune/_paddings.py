@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,14 +37,20 @@ def padded(trace: Trace, shadow: Shadow, pad: list[int], shape: torch.Size) -> T
 
 
 def note_returned(trace: Trace, name: str, out: object) -> None:
-    """Note for each padding of a module whether the module returns exactly that tensor and padded no other."""
+    """Note for each padding of a module whether the module returns that tensor, uncombined, and padded no other."""
     own = [padding for padding in trace.paddings if padding.module == name]
     for padding in own:
         labels = trace.of(out).labels if isinstance(out, Tensor) else None
         hook = kept_channels(trace.model.get_submodule(name))
         line = padding.labels if hook is None else padding.labels[hook.kept]
         alike = labels is not None and varying(labels) == [padding.dim] and torch.equal(small(labels).reshape(-1), line)
-        padding.returned = alike and len(own) == 1
+        padding.returned = alike and len(own) == 1 and not _joined(trace, padding)
+
+
+def _joined(trace: Trace, padding: Padding) -> bool:
+    """Whether added channels have met those of another tensor, as in a sum: cut after that, the sum would fail."""
+    added = padding.labels[padding.own].numpy()
+    return any(np.isin(side, added).any() for edge in trace.units.edges for side in edge)
 
 
 def hold_others(trace: Trace) -> None:

@@ -196,6 +196,29 @@ def test_padding_within_a_module_stays() -> None:
     assert torch.allclose(small(x), masked(dense, masks)(x), atol=1e-6)
 
 
+class Summed(nn.Module):
+    """Returns a sum whose first term is the padded tensor, so that its channels are those of the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(F.pad(x, (2, 2)) + self.b(x))
+
+
+def test_a_sum_with_a_padding_is_not_taken_for_the_padding() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(4, 6), Summed(), nn.Linear(10, 3))
+    masks = {name: torch.ones_like(dense.get_submodule(name).weight, dtype=torch.bool) for name in ("0", "1.b", "2")}
+    masks["2"][:, [0, 4, 9]] = False
+    small: Any = svdc.prune(svdc.convert(copy.deepcopy(dense)), torch.randn(2, 4), masks=masks).eval()
+    (group,) = [group for group in small.pruning.groups if group.reason == PADDED]
+    assert group.kept == 4 and not any("fails" in group.reason for group in small.pruning.groups)
+    x = torch.randn(5, 4)
+    assert torch.allclose(small(x), masked(dense, masks)(x), atol=1e-6)
+
+
 def test_constants_are_carried_by_channels_in_proportion():
     values = np.array([[1.0, -2.0, 0.5], [3.0, -6.0, 1.5], [1.0, -2.0, 0.6], [0.0, 0.0, 0.0], [1.0, np.nan, 0.5]])
     assert _ratio(values, 1, 0) == 3.0 and _ratio(values, 0, 1) == pytest.approx(1 / 3) and _ratio(values, 3, 0) == 0.0
