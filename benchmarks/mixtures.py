@@ -32,7 +32,7 @@ from svdcompress.pipeline._cool import begin
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._smaller import prune_stage, recover_stage
 from svdcompress.pipeline._some import some
-from svdcompress.pipeline._ways import ways
+from svdcompress.pipeline._ways import ways_for
 from svdcompress.recipe import Recipe, load_recipe
 from svdcompress.search import best_option
 from svdcompress.train import losses
@@ -78,7 +78,7 @@ class Every(Search):
         cooled = self._cooled(ask)
         model, to_size = (
             cooled.model,
-            ways(self.context, self.opened, self.dense, cooled.model, self.measure, target, cooled.masks),
+            ways_for(self.measure)(self.context, self.opened, self.dense, cooled.model, self.measure, target, cooled.masks),
         )
         usual = to_size.usual()
         others = [] if usual.free else [to_size.fitted(way, usual) for way in to_size.others_than(usual)]

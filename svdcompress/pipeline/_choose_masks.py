@@ -21,7 +21,7 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._way import Way, Ways
-from svdcompress.pipeline._ways import ways
+from svdcompress.pipeline._ways import ways_for
 from svdcompress.relevance import Masks, as_masks, hold
 from svdcompress.search import Option, best_option, record
 from svdcompress.selection import Selection, limits_of, look_at
@@ -64,12 +64,12 @@ def masks_for(
     """Masks that bring a cooled posterior to a size: single weights go by one threshold on all shares, units by their rank.
 
     If the size follows the shapes alone, no single weight of a remaining unit is masked. With `search.mixture: auto`, mixtures
-    (see `ways`) are compared with the usual way without training, and one is taken only if it is surely better. target: the
+    (see `Ways`) are compared with the usual way without training, and one is taken only if it is surely better. target: the
     size to reach, in `measure`. stored: `Selection.way` of an earlier choice, whose masks are made again without a new choice.
     reconstructor: as for `chosen`.
     """
     model = cooled.model
-    to_size = ways(context, opened, dense, model, measure, target, cooled.masks, by_outputs=cooled.unpressed)
+    to_size = ways_for(measure)(context, opened, dense, model, measure, target, cooled.masks, by_outputs=cooled.unpressed)
     if stored is not None:
         asked, masks = stored["asked"], to_size.again(stored)
         way, mixture = {name: stored[name] for name in ("way", "asked", "count")}, stored.get("mixture")

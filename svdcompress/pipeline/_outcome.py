@@ -104,9 +104,7 @@ def hardly_faster(results: RunResults) -> list[str]:
     if not slower and (macs < FEWER or max(latency.values()) - 1 >= PART * (macs - 1)):
         return []
     at = ", ".join(f"{ratio:.2f}x at batch {batch.removeprefix('batch_')}" for batch, ratio in latency.items())
-    gain = "hardly faster" if max(latency.values()) < 1.2 else "far less gain in speed"
-    gain = "slower than the dense model" if slower else gain
-    said = f"{macs:.3g}x fewer MACs, but {gain} ({at})."
+    said = f"{macs:.3g}x fewer MACs, but {'slower than the dense model' if slower else 'far less gain in speed'} ({at})."
     if max((results.dense.latency_ms or {"": 1.0}).values()) < OVERHEAD:
         return [
             f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it overhead per call: such a model "

@@ -34,7 +34,7 @@ from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
 from svdcompress.pipeline._unit_ways import FOLLOWS
 from svdcompress.pipeline._way import Ways
-from svdcompress.pipeline._ways import ways
+from svdcompress.pipeline._ways import ways_for
 from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.reconstruction import Reconstruction, fits_any
 from svdcompress.relevance import Masks
@@ -95,7 +95,7 @@ class Trials:
         if self.kept.least is None and (self.kept.trials or self.measure.name == "nonzero"):
             self.kept.least = 0.0  # trials of an earlier version aimed at the goal itself; or single weights count
         if self.kept.least is None:
-            found = ways(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
+            found = ways_for(self.measure)(self.context, self.opened, self.dense, self.variational.model, self.measure, 0.0)
             try:
                 with self._working("measuring"):
                     self.kept.least = min(found.least(), self._dense_size)
@@ -228,7 +228,8 @@ class Trials:
             write_atomically(file, lambda path: path.write_bytes(source.read_bytes()))
 
         def to_size(model: nn.Module, masks: Masks | None) -> Ways:
-            return ways(self.context, self.opened, self.dense, model, self.measure, ask.target, masks, by_outputs=ask.unpressed)
+            given = self.context, self.opened, self.dense, model, self.measure, ask.target, masks
+            return ways_for(self.measure)(*given, by_outputs=ask.unpressed)
 
         return cooled(self.path, ask, to_size, self._way)
 

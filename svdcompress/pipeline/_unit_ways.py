@@ -63,8 +63,8 @@ class Units(Ways):
     """Ways to a size that follows the shapes: units go by their rank. Where shapes alone count, no single weights of units
     that stay are masked. Bytes and latency follow parameters and multiply-accumulates, by `next_count`."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self._usual: Way | None = None  # kept because files are measured for it
         self._prunes = True
         self.follows = FOLLOWS[self.measure.name]

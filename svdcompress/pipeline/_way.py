@@ -45,7 +45,7 @@ class Way:
     free: bool = False
 
     def stored(self) -> dict[str, Any]:
-        """JSON-able; `ways(...).again` makes the same masks from it."""
+        """JSON-able; `Ways.again` makes the same masks from it."""
         return {"way": self.name, "asked": self.asked, "count": self.count}
 
 
@@ -55,8 +55,14 @@ def pruning_of(recipe: Recipe) -> dict[str, Any]:
 
 
 class Ways:
-    """Ways to one size. natural: the size if nothing alive is removed, in the count that the measure follows. left: the masks
-    of what is left of the model so far; None: all of it."""
+    """Ways to one size; `ways_for` says which class.
+
+    natural: the size if nothing alive is removed, in the count that the measure follows. left: `masks`.
+
+    target: the size to reach, in the measure. masks: what earlier cuts have left of the model, which holds no masks itself;
+    None: all of it. by_outputs: whether the usual way also ranks units by how far the outputs move with them, because
+    variances that were trained without pressure tell little.
+    """
 
     natural: float
 
@@ -69,6 +75,7 @@ class Ways:
         measure: Measure,
         target: float,
         masks: Masks | None = None,
+        *,
         by_outputs: bool = False,
     ) -> None:
         recipe, self.opened, self.dense = context.recipe, opened, dense

@@ -26,8 +26,8 @@ HALVINGS = 12
 class Weights(Ways):
     """Ways to a number of non-zeros: single weights by one threshold on all shares, and a part of what has to go as units."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self.natural = float(self.found.kept + self.others)
 
     def usual(self) -> Way:

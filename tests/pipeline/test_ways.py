@@ -19,7 +19,7 @@ from svdcompress.pipeline import _choose_masks
 from svdcompress.pipeline._choose_masks import chosen, compared_on, option
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._way import Way, Ways
-from svdcompress.pipeline._ways import ways
+from svdcompress.pipeline._ways import ways_for
 from svdcompress.prune import prune
 from svdcompress.recipe import load_recipe
 from svdcompress.selection import Ranking, whole_units
@@ -76,7 +76,8 @@ def ways_of(model: nn.Module, x: Tensor, measure: str, target: float, enough: bo
     context: Any = Mock(recipe=recipe, results=SimpleNamespace(reach=SimpleNamespace(enough=enough)), state=Mock(facts={}))
     context.place.device = torch.device("cpu")
     opened: Any = SimpleNamespace(inputs=x[:20], data=SimpleNamespace(train=InMemory(x, torch.zeros(len(x)))))
-    return ways(context, opened, SimpleNamespace(model=None), model, Measure(measure, recipe, None, x[:2]), target)  # type: ignore
+    measured, dense = Measure(measure, recipe, None, x[:2]), SimpleNamespace(model=None)  # type: ignore
+    return ways_for(measured)(context, opened, dense, model, measured, target)  # type: ignore
 
 
 def taken(model: nn.Module, data: Any, x: Tensor, measure: str, target: float) -> tuple[Way, Any, dict[str, Way]]:
