@@ -6,9 +6,10 @@
 
 The steps are: the tests marked `cuda` (meanwhile the models that are timed next are compiled, which needs no GPU); the rows
 of benchmarks/speed.py that need a GPU; ResNet-56 cut at once with --epochs of recovery, and then its peers (side by side, as
-a single one leaves the GPU idle); the same for VGG-16, which is trained for 40 epochs first; and then the long rows of
-benchmarks/real.py and real_nets.py (the folders are their options), which are resumed in each slice. Each step stores its
-result as soon as it ends, under --out or in benchmarks/results. --only: the steps whose names start with one of these.
+a single one leaves the GPU idle); VGG-16, which is trained for 40 epochs first, for three goals, and its peers; and then the
+long rows of benchmarks/real.py and real_nets.py (the folders are their options), which are resumed in each slice. Each step
+stores its result as soon as it ends, under --out or in benchmarks/results. --only: the steps whose names start with one of
+these.
 
 A finished step is not repeated. If a step fails, the next one starts, and a later slice tries it again after all others. The
 machine's own Python needs the packages in NEEDED, and torch-pruning for the peers.
@@ -59,6 +60,9 @@ OF_VGG = (
 )
 """The same for VGG-16, which the run trains: 40 epochs for the dense network, and as many for recovery."""
 
+UNDER_PRESSURE = ("train.batch_size=256", "train.lr=0.0005", "train.lr_log_sigma2=auto")
+"""What VGG-16 has besides for 80x fewer non-zeros, which takes fine-tuning under pressure: 18 epochs, and 30 of recovery."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -99,15 +103,16 @@ def steps(options: argparse.Namespace) -> list[Step]:
         command = [python, "benchmarks/real.py", *folders, "--epochs", "0", str(options.epochs), *settings, "--label", "gpu"]
         pair = [[*command, "--only", name, "--peer"] for name in ("resnet56-macs4x", "resnet56-macs2.6x")]
         found.append(Step("at once: ours", pair, 120))
-        command = [python, "benchmarks/real.py", *folders, "--epochs", "0", "40", "--label", "gpu"]
-        command += [part for setting in OF_VGG for part in ("--set", setting)]
-        vgg = {goal: [*command, "--only", f"vgg16-{goal}", "--peer"] for goal in ("macs5x", "parameters25x")}
+        command = [python, "benchmarks/real.py", *folders, "--label", "gpu"]
+        vgg = {}
+        for goal, *epochs in (("macs5x", "0", "40"), ("parameters25x", "0", "40"), ("nonzero80x", "18", "30")):
+            settings = (*OF_VGG, *(UNDER_PRESSURE if goal == "nonzero80x" else ()))
+            settings = [part for setting in settings for part in ("--set", setting)]
+            vgg[goal] = [*command, "--epochs", *epochs, *settings, "--only", f"vgg16-{goal}", "--peer"]
         for goal, own in zip(("4x", "2.6x"), pair, strict=True):
             found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in peers], 120))
-        found.append(Step("at once: VGG-16, macs5x", [vgg["macs5x"]], 120))
-        found.append(Step("at once: VGG-16, parameters25x", [vgg["parameters25x"]], 120))  # uses the dense network of macs5x
-        for goal, own in vgg.items():
-            found.append(Step(f"at once: VGG-16, {goal}, peers", [[*own, peer] for peer in peers], 120))
+        found += [Step(f"VGG-16: {goal}", [own], 120) for goal, own in vgg.items()]  # one dense network for all
+        found += [Step(f"VGG-16: {goal}, peers", [[*own, peer] for peer in peers], 120) for goal, own in vgg.items()]
     long: list[tuple[str, list[str]]] = []
     if options.cifar and options.resnet:
         folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]

@@ -84,11 +84,12 @@ def row(name: str, label: str) -> str:
 
 
 def trained_before(name: str, options: argparse.Namespace) -> Path | None:
-    """The dense network that another case's run has trained with the same settings, whatever its goal, or None."""
+    """The dense network that another case's run has trained with the same settings, whatever its goal, or None; that run may
+    still be cutting it."""
     asked = load_recipe(HERE / "models" / f"{CASES[name].recipe}.yaml", options.set)
     for other, case in CASES.items():
         run = options.runs / row(other, options.label)
-        if other == name or case.recipe != CASES[name].recipe or not (run / "report.json").is_file():
+        if other == name or case.recipe != CASES[name].recipe or not (run / "dense.safetensors").is_file():
             continue
         made = load_recipe(run / "recipe.yaml")
         if made.weights.file is None and (made.dense, made.seed, made.model) == (asked.dense, asked.seed, asked.model):

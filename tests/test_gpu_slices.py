@@ -92,3 +92,11 @@ def test_steps_are_chosen_by_how_their_names_begin(gpu):
     assert [step.name for step in gpu.steps(options)] == [name for name in names if name.startswith(("at once", "speed: VGG"))]
     ours, peers = gpu.steps(options)[1:3]
     assert [command[-1] for command in ours.commands] == ["--peer"] * 2 and len(peers.commands) == 4
+    options.only = ["VGG-16: "]
+    of_vgg = {step.name.removeprefix("VGG-16: "): step.commands[0] for step in gpu.steps(options) if "peers" not in step.name}
+    assert list(of_vgg) == ["macs5x", "parameters25x", "nonzero80x"]
+    for goal, command in of_vgg.items():  # what counts single weights cannot do without pressure
+        at = command.index("--epochs") + 1
+        assert command[at : at + 2] == (["18", "30"] if goal == "nonzero80x" else ["0", "40"])
+        assert ("train.lr_log_sigma2=auto" in command) is (goal == "nonzero80x")
+        assert "dense.epochs=40" in command and command[-3:] == ["--only", f"vgg16-{goal}", "--peer"]

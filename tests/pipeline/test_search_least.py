@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -202,3 +203,19 @@ def test_the_count_for_a_size_of_which_a_part_stays():
     for chance in (15.1, 14.9, 14.4):  # two nearly equal sizes determine no line
         assert next_count([(1000.0, 15.0), (500.0, chance)], 7.5) == pytest.approx(500 * 7.5 / chance)
     assert next_count([(1000.0, 15.0), (100.0, 6.0)], 7.5) == pytest.approx(100 + 900 * (7.5 * 0.99 - 6) / 9)  # between
+
+
+def test_a_cut_too_deep_after_a_slow_measurement_is_not_the_last(monkeypatch):
+    """Milliseconds as they would be measured: 5 + count / 100, but once 5% too slow and then 7% too fast."""
+    found, measured = [], iter([15.0, 10.0, 7.9, 6.5, 7.4])
+
+    def costs(count):
+        found.append(count)
+        return {"macs": count, "latency": next(measured)}
+
+    units: Any = Units.__new__(Units)
+    units.measure, units.follows, units.target, units.asked = SimpleNamespace(name="latency"), "macs", 7.5, 3.0
+    units.found, units._finished, units._costs = 1000.0, lambda masks: masks, costs
+    monkeypatch.setattr(Units, "ranking", SimpleNamespace(at=lambda size: SimpleNamespace(masks=size["macs"])))
+    way = units._to_target()
+    assert way.size == 7.4 and found[3] < way.count < found[2]
