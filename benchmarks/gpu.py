@@ -92,7 +92,8 @@ def steps(options: argparse.Namespace) -> list[Step]:
         for begin, names in COMPILED
     )
     tests = [python, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", "-p", "no:cacheprovider"]
-    tests += ["-n", "6"] if find_spec("xdist") else []
+    if find_spec("xdist"):  # many, as in these tests the GPU waits for the CPU
+        tests += ["-n", str(max(2, 3 * (os.cpu_count() or 1) // 4))]
     found = [
         Step("tests", [tests], 60, beside),
         *(Step(f"speed: {name}", [[*speed, "--again", "--only", name]], 60) for name in SPEED),
