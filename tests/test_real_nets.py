@@ -306,3 +306,14 @@ def test_peers_of_another_setting_are_not_told_beside_ours(module):
     assert real.beside(stored, {"epochs": 6, "setting": {"images": 10, "lr": 0.05}}) == {}
     assert real.beside(stored, {"epochs": 6, "setting": {"images": 10, "lr": 0.1, "recovery": "sgd"}}) == {}
     assert (real.row("a", ""), real.row("a", "short")) == ("a", "a-short")
+
+
+def test_the_tables_say_what_is_stored(module):
+    """Also what was noted of single networks, such as one that was trained on two machines."""
+    for name in ("real", "real_nets", "reconstruction"):
+        results = BENCHMARKS / "results"
+        stored = json.loads((results / f"{name}.json").read_text())
+        table = module("reconstruction" if name == "reconstruction" else f"{name}_table").table(stored)
+        assert table == (results / f"{name}.md").read_text(), name
+        noted = [net["note"] for one in stored.values() for net in one["nets"].values() if "note" in net]
+        assert all(note in table for note in noted) and (noted or name != "real")
