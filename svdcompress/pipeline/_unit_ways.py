@@ -27,6 +27,13 @@ BY_OUTPUTS = "-by-outputs"
 only if training is too short for the variances: with well-trained variances such a rank is better before recovery, but not
 after."""
 
+WITHIN = "-within-blocks"
+"""The suffix of ways that keep all residual channels, if any could go: each carries what many layers add, and a rank of units
+by their weights takes them too readily."""
+
+KEEPING = ("global", "half-even")
+"""The ways that are also tried like that."""
+
 GUESSES, MORE, FAR = 3, 6, 0.9
 """The most files to measure on the way to a size in bytes or milliseconds, in addition to that of the model as it is:
 GUESSES, or MORE while the best size found is below FAR times the target, because latency is not linear in the count, and one
@@ -116,9 +123,12 @@ class Units(Ways):
     def others_than(self, usual: Way) -> Iterator[Way]:
         counted = self.measure.name == self.follows
         for end in ("", BY_OUTPUTS) if self.untold and not self.by_outputs else ("",):
-            for name in (f"{name}{end}" for name in EVENNESS):
+            inner = [f"{name}{WITHIN}" for name in KEEPING if self.ranking.residual]
+            for name in (f"{name}{end}" for name in (*EVENNESS, *inner)):
                 if name != usual.name and usual.count is not None:
-                    yield self._ranked(name, max(usual.size or 0.0, FEWEST) if counted else usual.count, counted)
+                    count = max(usual.size or 0.0, FEWEST) if counted else usual.count
+                    if WITHIN not in name or self._at(name, count).reached:
+                        yield self._ranked(name, count, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None
@@ -147,7 +157,8 @@ class Units(Ways):
 
     def _at(self, name: str, count: float) -> Ranked:
         ranking = self._ranked_by(self.by_outputs or name.endswith(BY_OUTPUTS))
-        return ranking.at({self.follows: count}, evenness=EVENNESS[name.removesuffix(BY_OUTPUTS)])
+        evenness = EVENNESS[name.removesuffix(BY_OUTPUTS).removesuffix(WITHIN)]
+        return ranking.at({self.follows: count}, evenness=evenness, within_blocks=WITHIN in name)
 
     def again(self, stored: Mapping[str, Any]) -> Masks:
         if stored["count"] is None:

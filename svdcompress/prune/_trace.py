@@ -80,9 +80,9 @@ class Trace:
     keep equal sizes. inputs: labels of each raw input, without the batch. stack: names of the running modules, the innermost
     last. kept: index tensors with which modules select what an earlier pruning left. macs: multiply-accumulates of a whole
     batch of `batch` examples, by the id of a weight. products: of activations with each other: their units, with an equal
-    share each, and the multiply-accumulates of the whole batch. viewed: storages that have views. dirty: storages that were
-    overwritten through one of them. touched: ids of parameters that were read. entered: modules that ran. bugs: errors that
-    handlers should not have raised.
+    share each, and the multiply-accumulates of the whole batch. sums: labels of tensors that add up several others. viewed:
+    storages that have views. dirty: storages that were overwritten through one of them. touched: ids of parameters that were
+    read. entered: modules that ran. bugs: errors that handlers should not have raised.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class Trace:
         self.dirty: Storages = {}
         self.macs: dict[int, int] = {}
         self.products: list[tuple[Tensor, int]] = []
+        self.sums: list[Tensor] = []
         self.batch = 1
         self.entered: set[str] = set()
         self.touched: set[int] = set()

@@ -20,6 +20,7 @@ from svdcompress.prune import Analysis, Choice, analyse, oriented
 from svdcompress.relevance import Masks, as_masks, information, relevance
 from svdcompress.selection._bundles import Pools, bundles
 from svdcompress.selection._readers import readers, scores
+from svdcompress.selection._residual import residual
 from svdcompress.selection._sensitivity import sensitivity
 from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes, Touch
 
@@ -64,6 +65,7 @@ def ranked(
     round_to: int = 1,
     weigh: Callable[[VariationalLayer], Tensor] = information,
     examples: Iterable[Any] | None = None,
+    within_blocks: bool = False,
 ) -> Masks:
     """Masks in which more whole units are dead, the least relevant for their cost first, until the goal is met.
 
@@ -79,6 +81,8 @@ def ranked(
     example_inputs, protect, remove_inputs, round_to: as for `prune`. weigh: returns the worth of each weight of a layer, at
     least 0 and in the shape of its weight; the default is information.
     examples: batches of inputs without targets, each as for one call of the model; a hundred or more, of a few examples each.
+    within_blocks: all residual channels, to which several layers add their outputs, stay. A ResNet then loses far less at the
+        same number of multiply-accumulates, but can become less small.
 
     Warns if the goal cannot be reached, and returns the closest masks. Raises UsageError for a goal of another form, and
     whatever `prune` raises.
@@ -97,12 +101,13 @@ def ranked(
         weigh=weigh,
         examples=examples,
     )
-    found = ranking.at(goal)
+    found = ranking.at(goal, within_blocks=within_blocks)
     if not found.reached:
         measure, limit = ranking.limit(goal)
+        kept = "what cannot be removed, and every residual channel," if within_blocks else "what cannot be removed,"
         warnings.warn(
-            f"goal: {measure} {limit:,.0f} cannot be reached: one unit of each layer stays, and so does what cannot be "
-            f"removed, which leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
+            f"goal: {measure} {limit:,.0f} cannot be reached: one unit of each layer stays, and so does {kept} "
+            f"which leaves {getattr(found, measure):,}. svdcompress.groups(model, inputs) says what stays, and why",
             stacklevel=2,
         )
     return found.masks
@@ -112,6 +117,8 @@ class Ranking:
     """`ranked` for many goals: the model is traced, and its weights are read, once, on construction.
 
     Arguments as for `ranked`. device: where the model runs on `examples`; None: where it is.
+
+    residual: whether residual channels, in which the outputs of several layers are added, can go.
     """
 
     def __init__(
@@ -132,7 +139,8 @@ class Ranking:
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
-        self._steps: dict[tuple[str, float], list[_Step]] = {}
+        self._steps: dict[tuple[str, float, bool], list[_Step]] = {}
+        self.residual = False
         if found is None:  # nothing can go: the sizes stay as they are
             from svdcompress.cost import measure
 
@@ -142,6 +150,8 @@ class Ranking:
         self._sizes = Sizes(model, found, example_inputs)
         self.total = self._sizes.total
         self._information, self._killable = scores(model, found, self.masks, weigh)
+        self._residual = residual(found) & self._killable
+        self.residual = bool(self._residual.any())
         self._score = self._information
         if examples is not None:
             moves = sensitivity(model, found, self.masks, examples, device)
@@ -156,17 +166,18 @@ class Ranking:
         ((measure, value),) = goal.items()
         return measure, value * self.total[measure] if value <= 1 else float(value)
 
-    def at(self, goal: Mapping[str, float], *, evenness: float = 0.0) -> Ranked:
+    def at(self, goal: Mapping[str, float], *, evenness: float = 0.0, within_blocks: bool = False) -> Ranked:
         """The masks for a goal that remove as few units as possible; if it cannot be reached, the closest.
 
         evenness: 0 ranks all units of the model by relevance per cost; 1 divides that by its mean over the units of the same
         layer (those with the same cost), so that each layer loses its own least relevant units and none goes as a whole; a
         value in between divides by that power of the mean.
+        within_blocks: all residual channels stay, so that only units inside of residual blocks go.
         """
         measure, limit = self.limit(goal)
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
-        steps = self._steps_of(measure, evenness)
+        steps = self._steps_of(measure, evenness, within_blocks)
         least, most = 0, len(steps)
         if self._size(steps)[1][measure] > limit:
             least = most  # even removing all of them is not enough
@@ -189,7 +200,7 @@ class Ranking:
         """
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.masks.kept <= kept)
-        steps = self._steps_of(WEIGHTS, 0.0)
+        steps = self._steps_of(WEIGHTS)
         least, most = 0, len(steps)
         while least < most:
             middle = (least + most) // 2
@@ -227,11 +238,11 @@ class Ranking:
         choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
 
-    def _steps_of(self, measure: str, evenness: float) -> list[_Step]:
+    def _steps_of(self, measure: str, evenness: float = 0.0, within_blocks: bool = False) -> list[_Step]:
         """The living units in the order of their removal, up to the point where a layer would become empty."""
-        key = measure, evenness
+        key = measure, evenness, within_blocks
         if key not in self._steps:
-            self._steps[key] = self._greedy(measure, evenness)
+            self._steps[key] = self._greedy(*key)
         return self._steps[key]
 
     def _value(self, roots: list[int], measure: str) -> float:
@@ -241,7 +252,7 @@ class Ranking:
         weights = float(self._weights[roots].sum())
         return float(self._information[roots].sum()) / weights if weights else np.inf  # nothing would be saved
 
-    def _greedy(self, measure: str, evenness: float) -> list[_Step]:
+    def _greedy(self, measure: str, evenness: float, within_blocks: bool) -> list[_Step]:
         """At each step, take the bundle with the least relevance for what it saves at that point, times the factor by which
         its layer has shrunk.
 
@@ -255,7 +266,8 @@ class Ranking:
         shrinking, pools = Shrinking(self._sizes, gone), Pools(analysis, gone)
         alike: dict[Any, list[tuple[float, list[int]]]] = {}
         score = self._information if measure == WEIGHTS else self._score
-        for roots in bundles(analysis, score, self._killable & ~gone):
+        there = self._killable & ~gone
+        for roots in bundles(analysis, score, there & ~self._residual if within_blocks else there):
             alike.setdefault(shrinking.of(roots), []).append((self._value(roots, measure), roots))
         queues = [(touches, sorted(own, reverse=True)) for touches, own in alike.items()]
 

@@ -8,6 +8,7 @@ import torch
 
 from svdcompress.prune._operators._common import combine, mixed_taint
 from svdcompress.prune._operators._registry import operator
+from svdcompress.prune._shadow import small
 from svdcompress.prune._tensors import tensors_in
 from svdcompress.prune._trace import Trace
 
@@ -30,6 +31,8 @@ UNTAGGED = {
 }
 """Operators that torch does not tag as pointwise in all its versions."""
 
+SUMS = ("add", "sub")
+
 
 @operator(*UNTAGGED, tag=torch.Tag.pointwise)
 def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
@@ -40,5 +43,7 @@ def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
     # a copy overwrites what was there before
     taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
     shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
+    if name in SUMS and shadow.labels is not None and sum(one.labels is not None for _, one in pairs) > 1:
+        trace.sums.append(small(shadow.labels))
     for result in tensors_in(out):
         trace.put(result, shadow)

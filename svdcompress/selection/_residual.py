@@ -1,0 +1,30 @@
+"""Residual channels: units in which the outputs of several layers are added, so that all of these layers share them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from svdcompress.prune import Analysis
+
+
+def residual(analysis: Analysis) -> np.ndarray:
+    """Per root, whether the unit is a sum to which at least two layers that read different units contribute.
+
+    A sum of one layer's outputs (rotary embeddings) is none, nor are gates and heads, where outputs are multiplied.
+    """
+    summed = np.zeros(analysis.count, bool)
+    for labels in analysis.trace.sums:
+        summed[analysis.root[labels.reshape(-1).numpy()]] = True
+    read: dict[int, set[frozenset[int]]] = defaultdict(set)
+    for consumer in analysis.consumers:
+        ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
+        own = [set(a) == set(b) for a, b in zip(ins.tolist(), outs.tolist(), strict=True)]
+        if not all(own):  # a depthwise convolution passes its units on
+            units = frozenset(ins.reshape(-1).tolist())
+            for root in np.unique(outs).tolist():
+                read[root].add(units)
+    written = np.zeros(analysis.count, bool)
+    written[[root for root, units in read.items() if len(units) > 1]] = True
+    return summed & written & analysis.free

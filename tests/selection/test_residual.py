@@ -1,0 +1,105 @@
+"""Which units are residual channels, by architectures read by hand, and rankings that leave them all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_ranked import everything, noisy
+from torch import Tensor, nn
+from zoo_models import ZOO
+
+from svdcompress.selection import Ranking, ranked
+
+STREAMS = {
+    "resnet-basic": {"0", "3.conv2", "4.conv2", "4.downsample.0", "5.conv2"},
+    "resnet-bottleneck": {"3.conv3", "3.down.0", "4.conv3", "4.down.0"},
+    "resnet-option-a": {"0", "3.conv2", "4.conv2"},
+    "mobilenet-v2": {"0", "3.layers.6", "4.layers.6", "5.layers.6"},
+    "mobilenet-v3": {"0", "3.layers.7"},  # not the expanded channels, which a squeeze and excitation multiplies
+}
+"""The layers whose outputs are added to those of another, where that channel can be removed."""
+
+NONE = ["vgg-bn", "densenet", "inception", "unet", "gated-mlp", "hf-llama", "lstm"]
+"""Channels are put side by side, multiplied, or held by a normalization over them."""
+
+
+@pytest.mark.parametrize("name", [name for name in STREAMS if name in ZOO])
+@pytest.mark.parametrize("evenness", [0.0, 0.5])
+def test_within_blocks_all_that_is_added_stays(name: str, evenness: float) -> None:
+    torch.manual_seed(1)
+    factory, inputs = ZOO[name]
+    model, x = noisy(factory()), inputs()
+    ranking = Ranking(model, x, everything(model))
+    assert ranking.residual
+    full = lambda masks: {name for name, mask in masks.items() if mask.flatten(1).any(1).all()}  # noqa: E731
+    found = ranking.at({"macs": 1e-9}, evenness=evenness, within_blocks=True)
+    free = ranking.at({"macs": 1e-9}, evenness=evenness)
+    assert not found.reached and found.macs > free.macs
+    assert full(found.masks) - full(free.masks) == STREAMS[name]  # all others lose as much as before
+
+
+@pytest.mark.parametrize("name", [name for name in NONE if name in ZOO])
+def test_other_units_are_no_residual_channels(name: str) -> None:
+    factory, inputs = ZOO[name]
+    model, x = noisy(factory()), inputs()
+    ranking = Ranking(model, x, everything(model))
+    assert not ranking.residual
+    either = [ranking.at({"parameters": 0.5}, within_blocks=within).masks for within in (False, True)]
+    assert all(torch.equal(mask, either[1][one]) for one, mask in either[0].items())
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6])
+def test_within_blocks_is_what_protecting_the_norms_of_all_sums_gives(share: float) -> None:
+    factory, inputs = ZOO["resnet-basic"]
+    model, x = noisy(factory()), inputs()
+    names = dict(model.named_modules())
+    norms = [name for name in ("1", "3.bn2", "4.bn2", "5.bn2") if name in names]
+    by_hand = Ranking(model, x, everything(model), protect=norms)
+    assert norms and not by_hand.residual
+    found = Ranking(model, x, everything(model)).at({"macs": share}, within_blocks=True)
+    wanted = by_hand.at({"macs": share})
+    assert found.units == wanted.units > 0
+    assert all(torch.equal(mask, wanted.masks[name]) for name, mask in found.masks.items())
+    told = ranked(model, x, everything(model), goal={"macs": share}, within_blocks=True)
+    assert all(torch.equal(mask, wanted.masks[name]) for name, mask in told.items())
+
+
+class Sums(nn.Module):
+    """One layer's outputs, added to each other; two layers that read the same input; and two that read different ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned, self.left, self.right = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.inner, self.outer, self.last = nn.Linear(6, 7), nn.Linear(7, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.turned(x)
+        turned = turned * 0.8 + turned.relu() * 0.6
+        added = self.left(turned) + self.right(turned)
+        return self.last(added - self.outer(self.inner(added).relu()))
+
+
+def test_a_residual_channel_takes_two_layers_that_read_different_units() -> None:
+    model = noisy(Sums())
+    ranking = Ranking(model, torch.randn(3, 5), everything(model))
+    kept = ranking.at({"macs": 1e-9}, within_blocks=True).masks
+    alive = {name: int(mask.any(1).sum()) for name, mask in kept.items()}
+    assert alive == {"turned": 1, "left": 6, "right": 6, "inner": 1, "outer": 6, "last": 3}
+
+
+class Passed(nn.Module):
+    """A layer's channels, to each of which its own depthwise convolution is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.own = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.last = nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h + self.own(h)).mean((2, 3))
+
+
+def test_a_depthwise_convolution_is_no_second_layer() -> None:
+    model = noisy(Passed())
+    assert not Ranking(model, torch.randn(2, 3, 5, 5), everything(model)).residual
