@@ -126,7 +126,7 @@ class Units(Ways):
             inner = [f"{name}{WITHIN}" for name in KEEPING if self.ranking.residual]
             for name in (f"{name}{end}" for name in (*EVENNESS, *inner)):
                 if name != usual.name and usual.count is not None:
-                    count = max(usual.size or 0.0, FEWEST) if counted else usual.count
+                    count = max(usual.size or 0.0, self.target, FEWEST) if counted else usual.count
                     if WITHIN not in name or self._at(name, count).reached:
                         yield self._ranked(name, count, counted)
 

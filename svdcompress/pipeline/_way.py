@@ -32,9 +32,9 @@ CORRECTIONS = 3
 
 @dataclass(frozen=True)
 class Way:
-    """A way to a size. name: a key of `EVENNESS` (perhaps with `BY_OUTPUTS`) or `SHARES`. size: that of the model, in the
-    measure of the search; None: not measured yet. asked: the threshold for single weights. count: how much the ranking of
-    units was asked to leave (weights, parameters or multiply-accumulates); None: no unit had to go for it. free: whether
+    """A way to a size. name: a key of `EVENNESS` (perhaps with `WITHIN` and `BY_OUTPUTS`) or `SHARES`. size: that of the model,
+    in the measure of the search; None: not measured yet. asked: the threshold for single weights. count: how much the ranking
+    of units was asked to leave (weights, parameters or multiply-accumulates); None: no unit had to go for it. free: whether
     nothing alive had to go."""
 
     name: str
@@ -131,7 +131,8 @@ class Ways:
         return None
 
     def others_than(self, usual: Way) -> Iterator[Way]:
-        """Mixtures no larger than the usual way; if only a file can tell their size, they probably are not (see `fitted`)."""
+        """Other ways to the target, or no larger than the usual way if that misses it; if only a file can tell their size, they
+        probably are not (see `fitted`)."""
         raise NotImplementedError
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
