@@ -32,6 +32,7 @@ UNTAGGED = {
 """Operators that torch does not tag as pointwise in all its versions."""
 
 SUMS = ("add", "sub")
+"""Operators that add up their operands."""
 
 
 @operator(*UNTAGGED, tag=torch.Tag.pointwise)
