@@ -127,8 +127,9 @@ class Units(Ways):
             for name in (f"{name}{end}" for name in (*EVENNESS, *inner)):
                 if name != usual.name and usual.count is not None:
                     count = max(usual.size or 0.0, self.target, FEWEST) if counted else usual.count
-                    if WITHIN not in name or self._at(name, count).reached:
-                        yield self._ranked(name, count, counted)
+                    found = self._at(name, count)
+                    if found.reached or WITHIN not in name:
+                        yield self._way(name, found, count, counted)
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None
@@ -151,7 +152,9 @@ class Units(Ways):
         return best
 
     def _ranked(self, name: str, count: float, counted: bool) -> Way:
-        found = self._at(name, count)
+        return self._way(name, self._at(name, count), count, counted)
+
+    def _way(self, name: str, found: Ranked, count: float, counted: bool) -> Way:
         size = float(getattr(found, self.follows)) if counted else None
         return Way(name, self._finished(found.masks), size, self.asked, count)
 

@@ -44,12 +44,17 @@ def _balanced(analysis: Analysis) -> Iterable[np.ndarray]:
         if len(consumer.ins) == 1:
             continue
         ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
-        if all(len({*row_in, *row_out}) == 1 for row_in, row_out in zip(ins.tolist(), outs.tolist(), strict=True)):
-            continue  # each group of a depthwise convolution is a unit of its own
+        if passes_on(ins, outs):
+            continue  # each group is a unit of its own
         yield ins
         yield outs
     for pieces in analysis.trace.splits:
         yield analysis.root[pieces.numpy()]
+
+
+def passes_on(ins: np.ndarray, outs: np.ndarray) -> bool:
+    """Whether a layer, as a depthwise convolution, only passes its units on. ins, outs: their roots, (groups, per group)."""
+    return all(len({*row_in, *row_out}) == 1 for row_in, row_out in zip(ins.tolist(), outs.tolist(), strict=True))
 
 
 class Pools:

@@ -117,8 +117,6 @@ class Ranking:
     """`ranked` for many goals: the model is traced, and its weights are read, once, on construction.
 
     Arguments as for `ranked`. device: where the model runs on `examples`; None: where it is.
-
-    residual: whether residual channels, in which the outputs of several layers are added, can go.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class Ranking:
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
         self._steps: dict[tuple[str, float, bool], list[_Step]] = {}
-        self.residual = False
+        self._residual = np.zeros(0, bool)
         if found is None:  # nothing can go: the sizes stay as they are
             from svdcompress.cost import measure
 
@@ -151,13 +149,17 @@ class Ranking:
         self.total = self._sizes.total
         self._information, self._killable = scores(model, found, self.masks, weigh)
         self._residual = residual(found) & self._killable
-        self.residual = bool(self._residual.any())
         self._score = self._information
         if examples is not None:
             moves = sensitivity(model, found, self.masks, examples, device)
             if (least := UNMOVED * float(moves[self._killable].sum()) / max(int(self._killable.sum()), 1)) > 0:
                 self._score = np.sqrt(self._information * np.maximum(moves, least))
         self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]
+
+    @property
+    def residual(self) -> bool:
+        """Whether residual channels, to which several layers add their outputs, can go."""
+        return bool(self._residual.any())
 
     def limit(self, goal: Mapping[str, float]) -> tuple[str, float]:
         """The measure of a goal, and how much of it may be left. Raises UsageError for a goal of another form."""

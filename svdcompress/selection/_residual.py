@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from svdcompress.prune import Analysis
+from svdcompress.selection._bundles import passes_on
 
 
 def residual(analysis: Analysis) -> np.ndarray:
@@ -20,8 +21,7 @@ def residual(analysis: Analysis) -> np.ndarray:
     read: dict[int, set[frozenset[int]]] = defaultdict(set)
     for consumer in analysis.consumers:
         ins, outs = analysis.root[consumer.ins], analysis.root[consumer.outs]
-        own = [set(a) == set(b) for a, b in zip(ins.tolist(), outs.tolist(), strict=True)]
-        if not all(own):  # a depthwise convolution passes its units on
+        if not passes_on(ins, outs):
             units = frozenset(ins.reshape(-1).tolist())
             for root in np.unique(outs).tolist():
                 read[root].add(units)

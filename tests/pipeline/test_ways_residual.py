@@ -108,10 +108,15 @@ class OfResidual(Bytes):
 
 def test_residual_channels_that_make_a_file_large_are_paid_for_in_the_blocks() -> None:
     model = block_for_nothing()
-    data, x, _ = data_of(model, 6)
+    _, x, _ = data_of(model, 6)
     to_size = ways_of(model, x, "bytes", 1.0)
-    to_size.measure, to_size.target = OfResidual(20.0, 6), 4 * 120 + 20 * 6.0  # type: ignore
-    way, record = chosen(to_size, data, "auto", "cpu")
-    assert record is not None and way.size <= 1.02 * to_size.target  # type: ignore
-    small = prune(model, x[:20], masks=way.masks)
-    assert way.size == 4 * cost.measure(small, x[:2]).parameters + 20 * small.stem.out_features  # type: ignore
+    to_size.measure, to_size.target = OfResidual(10.0, 6), 4 * 144 + 10 * 6.0  # type: ignore
+    usual = to_size.usual()
+    (way,) = (one for one in to_size.others_than(usual) if one.name == "global-within-blocks")
+    fitted = to_size.fitted(way, usual)
+    assert fitted is not None and fitted.name == way.name and usual.size is not None
+    small, other, first = (prune(model, x[:20], masks=one.masks) for one in (fitted, usual, way))
+    widths = [(one.stem.out_features, one.inner.out_features) for one in (small, other, first)]  # type: ignore
+    assert widths == [(6, 5), (4, 10), (6, 6)]
+    assert fitted.size == 4 * cost.measure(small, x[:2]).parameters + 10 * 6 <= 1.02 * usual.size
+    assert prune(model, x[:20], masks=to_size.again(fitted.stored())).stem.out_features == 6  # type: ignore

@@ -52,10 +52,8 @@ def test_other_units_are_no_residual_channels(name: str) -> None:
 def test_within_blocks_is_what_protecting_the_norms_of_all_sums_gives(share: float) -> None:
     factory, inputs = ZOO["resnet-basic"]
     model, x = noisy(factory()), inputs()
-    names = dict(model.named_modules())
-    norms = [name for name in ("1", "3.bn2", "4.bn2", "5.bn2") if name in names]
-    by_hand = Ranking(model, x, everything(model), protect=norms)
-    assert norms and not by_hand.residual
+    by_hand = Ranking(model, x, everything(model), protect=["1", "3.bn2", "4.bn2", "5.bn2"])
+    assert not by_hand.residual
     found = Ranking(model, x, everything(model)).at({"macs": share}, within_blocks=True)
     wanted = by_hand.at({"macs": share})
     assert found.units == wanted.units > 0
@@ -85,6 +83,28 @@ def test_a_residual_channel_takes_two_layers_that_read_different_units() -> None
     kept = ranking.at({"macs": 1e-9}, within_blocks=True).masks
     alive = {name: int(mask.any(1).sum()) for name, mask in kept.items()}
     assert alive == {"turned": 1, "left": 6, "right": 6, "inner": 1, "outer": 6, "last": 3}
+
+
+class Direct(nn.Module):
+    """A layer whose outputs are subtracted from its own inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.own, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.last(h - self.own(h).relu())
+
+
+def test_a_block_may_be_one_layer() -> None:
+    model, x = noisy(Direct()), torch.randn(3, 5)
+    assert Ranking(model, x, everything(model)).residual
+    with pytest.warns(UserWarning, match=r"what cannot be removed, and every residual channel, which leaves 99\."):
+        masks = ranked(model, x, everything(model), goal={"parameters": 0.5}, within_blocks=True)
+    assert all(mask.all() for mask in masks.values())
+    with pytest.warns(UserWarning, match="what cannot be removed, which leaves"):
+        ranked(model, x, everything(model), goal={"parameters": 1e-9})
 
 
 class Passed(nn.Module):
