@@ -1,4 +1,5 @@
-"""Networks that others trained: `svdc sparsify --goal` compared with other uses of the same epochs, from the same weights.
+"""Networks that others trained: `svdc sparsify` with a goal or a budget, compared with other uses of the same epochs, from the
+same weights.
 
     python benchmarks/real.py --cifar FOLDER --resnet FOLDER [--only resnet20-macs2x ...] [--peer NAME ...] [--runs FOLDER]
                               [--epochs 7 10] [--minutes 9]
@@ -12,7 +13,7 @@ the search are not counted), with one fall of the learning rate:
 
 - dense, trained as long
 - torch-pruning (magnitude; Taylor): gradual, globally, over the first half of the epochs, to no more MACs than ours (to no
-  more parameters than ours has parameters or non-zeros, where these are the goal)
+  more parameters than ours has parameters or non-zeros, where these are the goal), whatever size a budget led to
 - gradual magnitude pruning of single weights (Zhu & Gupta 2018) to as many non-zeros as ours has parameters (or non-zeros,
   where they are the goal); MACs stay the same
 
@@ -59,18 +60,24 @@ BEFORE = {"batch": 128}
 
 @dataclass(frozen=True)
 class Case:
-    """A network: its recipe in benchmarks/models, its file of weights, the goal, and what the result is compared with."""
+    """A network: its recipe in benchmarks/models, its weights, what is asked for, and what the result is compared with."""
 
     recipe: str
     weights: str | None  # None: trained by the run
-    goal: str
+    goal: str  # as --goal takes it, or max-drop=POINTS
     anchor: str
+
+    def asks(self) -> list[str]:
+        """The options of `svdc sparsify` that say what is asked for."""
+        measure, _, size = self.goal.partition("=")
+        return ["--max-drop", size] if measure == "max-drop" else ["--goal", self.goal]
 
 
 CASES = {
     "resnet20-macs2x": Case("resnet20", "resnet20-*.th", "macs=2x", "torch-pruning, same run"),
     "resnet56-macs2.6x": Case("resnet56", "resnet56-*.th", "macs=2.6x", "DepGraph: 93.64% at 2.57x from 93.53%"),
     "resnet20-macs4x": Case("resnet20", "resnet20-*.th", "macs=4x", "torch-pruning, same run"),
+    "resnet20-drop2": Case("resnet20", "resnet20-*.th", "max-drop=2", "torch-pruning, same run, as many MACs"),
     "resnet56-macs4x": Case("resnet56", "resnet56-*.th", "macs=4x", "PPSM: 93.22% at 4.1x from 93.44%"),
     "vgg16-macs5x": Case("vgg16", None, "macs=5x", "3.0x MACs at no loss"),
     "vgg16-parameters25x": Case("vgg16", None, "parameters=25x", "18x parameters at no loss"),
@@ -105,7 +112,7 @@ def dense_training(recipe: Recipe) -> dict[str, Any]:
 def arguments(name: str, options: argparse.Namespace) -> list[str]:
     """The arguments of `svdc sparsify` for a case."""
     case = CASES[name]
-    found = [str(HERE / "models" / f"{case.recipe}.yaml"), "--goal", case.goal]
+    found = [str(HERE / "models" / f"{case.recipe}.yaml"), *case.asks()]
     if case.weights is not None:
         found += ["--weights", str(next(options.resnet.glob(case.weights)))]
     elif (trained := trained_before(name, options)) is not None:
@@ -206,7 +213,8 @@ def _same_dense(name: str, runs: Path, label: str, epochs: int, setting: dict[st
 def way_of(goal: str, epochs: int, small: dict[str, Any]) -> Way:
     """What peers get: the epochs of our network, and its size by what the goal counts."""
     measure, _, _ = goal.partition("=")
-    return Way(epochs, small["macs"], small["nonzero" if measure == "nonzero" else "parameters"], by_weights=measure != "macs")
+    by_weights = measure in ("parameters", "nonzero")  # a budget goes by multiply-accumulates
+    return Way(epochs, small["macs"], small["nonzero" if measure == "nonzero" else "parameters"], by_weights=by_weights)
 
 
 def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callable[[dict[str, Any]], None]) -> None:
@@ -222,7 +230,12 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known["nets"] = nets
     if layers := opened.recovery.distill.layers:  # ours alone: which of the teacher's layers those of peers match is unknown
         small["layers"] = layers
-    nets["ours"] = {**small, "seconds": results["search"]["seconds"], "trials": trials, "reached": results["search"]["reached"]}
+    search = results["search"]
+    nets["ours"] = {**small, "seconds": search["seconds"], "trials": trials, "reached": search["reached"]}
+    if search["max_drop"] is not None:
+        taken = next(trial for trial in search["trials"] if trial["number"] == search["chosen"])
+        nets["ours"]["budget"] = {key: search[key] for key in ("max_drop", "confidence", "met")}
+        nets["ours"]["budget"] |= {key: taken[key] for key in ("drop", "upper")}
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
     nets["dense start"] = start | changes(start_missed, missed) | {"latency_ms": results["dense"]["latency_ms"]}
     known |= {"anchor": CASES[name].anchor, "goal": CASES[name].goal, "epochs": way.epochs, "machine": machine()}

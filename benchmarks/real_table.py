@@ -25,6 +25,21 @@ def _stepped(by: dict[str, Any]) -> str:
     return f"{by['optimizer']} at {by['lr']:g}{decay}"
 
 
+def _asked(goal: str) -> str:
+    """The option of the command."""
+    return f"--{goal.replace('=', ' ')}" if goal.startswith("max-drop") else f"--goal {goal}"
+
+
+def _within(ours: dict[str, Any]) -> str:
+    """What a budget allowed, and what was used of it on the images that chose, in points."""
+    budget = ours["budget"]
+    kept = "kept" if budget["met"] else "not kept"
+    return (
+        f"the budget of {budget['max_drop']:g} points was {kept}: {budget['drop']:.2f} on the images that choose, at most "
+        f"{budget['upper']:.2f} with {100 * budget['confidence']:g}% confidence; trials: {ours['trials']}"
+    )
+
+
 def _moved(change: list[float]) -> str:
     return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*change)
 
@@ -52,8 +67,9 @@ def table(results: dict[str, Any]) -> str:
     for name, one in results.items():
         made, base = one["setting"], one["nets"]["dense start"]
         facts = [
-            f"`--goal {one['goal']}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
+            f"`{_asked(one['goal'])}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
+            *([_within(one["nets"]["ours"])] if "budget" in one["nets"]["ours"] else []),
             *([f"{made['images']:,} training images"] if "images" in made else []),
             *([f"dense start: {made['dense']['epochs']} epochs by {_stepped(made['dense'])}"] if "dense" in made else []),
             optimizers(made) + (f", in batches of {made['batch']}" if "batch" in made else ""),

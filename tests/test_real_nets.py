@@ -297,6 +297,24 @@ def test_vgg_is_trained_once_for_its_goals(module, tmp_path):
     assert asked("dense.epochs=12") is None
 
 
+def test_a_budget_is_asked_for_and_told(module, tmp_path):
+    real, tables = module("real"), module("real_table")
+    (tmp_path / "resnet20-1.th").touch()
+    options = SimpleNamespace(runs=tmp_path, label="", set=[], epochs=(0, 4), cifar="cifar", resnet=tmp_path)
+    budget, goal = (real.arguments(name, options)[1:3] for name in ("resnet20-drop2", "resnet20-macs2x"))
+    assert (budget, goal) == (["--max-drop", "2"], ["--goal", "macs=2x"])
+    stored = json.loads((BENCHMARKS / "results" / "real.json").read_text())
+    one = stored["resnet20-macs2x"]
+    one["goal"], ours = "max-drop=2", one["nets"]["ours"]
+    ours["budget"] = {"max_drop": 2.0, "confidence": 0.9, "met": True, "drop": 1.5, "upper": 1.94}
+    ours["trials"] = 5
+    told = tables.table({"row": one})
+    assert "`--max-drop 2`; 16 epochs" in told
+    assert "of 2 points was kept: 1.50 on the images that choose, at most 1.94 with 90% confidence; trials: 5" in told
+    ours["budget"]["met"] = False
+    assert "of 2 points was not kept: 1.50" in tables.table({"row": one})
+
+
 def test_peers_of_another_setting_are_not_told_beside_ours(module):
     real = module("real")
     stored = {"epochs": 6, "setting": {"images": 10, "lr": 0.1, "old": 1}, "nets": {"torch-pruning, Taylor": {"epochs": 6}}}

@@ -174,5 +174,6 @@ def test_peers_get_the_size_that_the_goal_counts(module):
         "macs": (8, 900),
         "parameters": (8, 50),
         "nonzero": (8, 20),
+        "max-drop": (8, 900),  # a budget: whatever size it led to
     }
     assert [sizes[measure].left for measure in ("macs", "parameters", "nonzero")] == [50, 50, 20]  # of single weights
