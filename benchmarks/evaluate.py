@@ -1,12 +1,14 @@
 """The table of `svdc evaluate` for runs of recipes: error, calibration, and how well each net detects data from elsewhere.
 
-    python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10] [--members N] [--shift]
+    python benchmarks/evaluate.py RUN [RUN ...] [--cifar FOLDER_OF_CIFAR10] [--outside NAME] [--members N] [--shift]
+                                  [--samples N] [--trust-code]
 
 Each RUN is the folder of a finished run (such as those of benchmarks/mnist.py). Its controls are trained once and kept there:
 a network pruned by magnitude and, with --members, a deep ensemble. Results are stored by the run's name in
 benchmarks/results/evaluate.json and evaluate.md, so that runs can be added later, or evaluated again with a newer version.
-With --cifar, its images (grayscale, at the run's size) are used as data from elsewhere, too; with --shift, the nets are also
-evaluated on corrupted test data. benchmarks/mnist.py takes its figures for samples from here, and benchmarks/readme.py takes
+With --cifar, its images (grayscale, at the run's size) are used as data from elsewhere, too, as are those of --outside (such
+as mnist:FOLDER, for runs of benchmarks/real.py, which need --trust-code); with --shift, the nets are also evaluated on
+corrupted test data. benchmarks/mnist.py takes its figures for samples from here, and benchmarks/readme.py takes
 the table of README.md.
 """
 
@@ -26,10 +28,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 METRICS = {"error": ("error %", ".2f"), "nll": ("NLL", ".4f"), "brier": ("Brier", ".4f"), "ece": ("ECE", ".4f")}
 
 
-def evaluate(run: Path, cifar: str | None, more: list[str]) -> dict[str, Any]:
+def evaluate(run: Path, more: list[str]) -> dict[str, Any]:
     """The figures of `svdc evaluate --json` for a run; exits with its message if it fails. more: further options."""
-    outside = ["--outside", f"cifar10:{cifar}"] if cifar else []
-    command = [sys.executable, "-m", "svdcompress", "evaluate", str(run), *outside, *more, "--json"]
+    command = [sys.executable, "-m", "svdcompress", "evaluate", str(run), *more, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{run}: {done.stderr.strip()}")
@@ -111,15 +112,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--cifar", help="folder of CIFAR-10")
+    parser.add_argument("--outside", action="append", default=[], metavar="NAME", help="other images, as mnist:FOLDER")
+    parser.add_argument("--samples", type=int, default=100, help="draws of the weights")
+    parser.add_argument("--trust-code", action="store_true", help="of runs whose model or data are Python code")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of evaluate.json and evaluate.md")
     parser.add_argument("--members", type=int, default=0, help="networks of a deep ensemble")
     parser.add_argument("--shift", action="store_true", help="corrupted test data, too")
     options = parser.parse_args()
-    more = ["--members", str(options.members), *(["--shift"] if options.shift else [])]
+    more = ["--members", str(options.members), "--samples", str(options.samples)]
+    more += [f"--{name}" for name in ("shift", "trust-code") if getattr(options, name.replace("-", "_"))]
+    outside = [*([f"cifar10:{options.cifar}"] if options.cifar else []), *options.outside]
+    more += [part for name in outside for part in ("--outside", name)]
     path = options.results / "evaluate.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for run in options.runs:
-        results[run.name] = evaluate(run, options.cifar, more)
+        results[run.name] = evaluate(run, more)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(table(results), encoding="utf-8")
         print(run.name, flush=True)
