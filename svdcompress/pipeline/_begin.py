@@ -20,7 +20,7 @@ from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
-from svdcompress.pipeline._recovery import for_recovery
+from svdcompress.pipeline._recovery import for_recovery, steady
 from svdcompress.pipeline._resume import FILES
 from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._same_start import check_start
@@ -87,6 +87,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
     check_start(context, model, trained, check_model(model, recipe, data, inputs))
     context.recipe, recovers = for_recovery(recipe, model)
+    context.steady = steady(recipe, context.recipe)
     recipe = context.recipe
     beta = final_beta(recipe, model, len(data.train), inputs)
     for line in data.notes:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from svdcompress.errors import Interrupted, OutputError
 from svdcompress.pipeline._folder import RunState, Stop
 from svdcompress.pipeline._results import RunResults
-from svdcompress.recipe import Recipe
+from svdcompress.recipe import Recipe, RecoverSection
 from svdcompress.train import Bars, Place
 
 WITH_BARS = ("dense", "train", "recover", "search")
@@ -26,7 +26,10 @@ BEAT = 10.0
 
 @dataclass
 class Context:
-    """One run. results: what its stages found, for `report.json`; history: its epochs so far."""
+    """One run. results: what its stages found, for `report.json`; history: its epochs so far.
+
+    steady: how recovery trains where running statistics stay, if the recipe leaves the optimizer open (see `_recovery.steady`).
+    """
 
     recipe: Recipe
     out: Path
@@ -37,6 +40,7 @@ class Context:
     state: RunState
     results: RunResults
     history: list[dict[str, Any]] = field(default_factory=list)
+    steady: RecoverSection | None = None
     _stage: str = ""
     _began: float = 0.0  # minus what the stage took before a stop
     _noted: float = 0.0

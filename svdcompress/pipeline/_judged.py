@@ -31,7 +31,8 @@ def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_al
     if likelihood.probabilities and float(numbers.sum()) <= TEMPERED and not errors_alone:
         tempering = likelihood.name in TASKS
         nll = _tempered(model, examples, data.train, likelihood, device) if tempering else second[some] / numbers[some]
-    return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll)
+    finite = bool(first.isfinite().all() and second.isfinite().all())
+    return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll, finite)
 
 
 def on_validation(context: Context, data: Any, model: nn.Module, *, errors_alone: bool = False) -> Losses:

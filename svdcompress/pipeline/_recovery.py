@@ -41,6 +41,18 @@ def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
     return recipe.model_copy(update={"recover": section}), said if recover.epochs else None
 
 
+def steady(asked: Recipe, resolved: Recipe) -> RecoverSection | None:
+    """What recovers by Adam if SGD was chosen for `recover.optimizer: auto` and running statistics stay; None if it was not.
+
+    asked: the recipe before `for_recovery`; resolved: after it. A rate that is set counts up to Adam's own.
+    """
+    section = resolved.recover
+    if asked.recover.optimizer != "auto" or section.optimizer != "sgd":
+        return None
+    rate = min(asked.recover.lr, RecoverSection().lr)
+    return asked.recover.model_copy(update={"optimizer": "adam", "lr": rate, "distill": section.distill})
+
+
 def _filled(section: Any, plain: Any, settings: dict[str, Any], prefix: str) -> tuple[Any, list[str]]:
     """The section with `settings` in place of its defaults, and the names of fields that the user has set to something else."""
     found, kept = {}, []

@@ -26,7 +26,7 @@ from svdcompress.relevance import Masks
 from svdcompress.search import surely_worse
 from svdcompress.selection import Selection, check_some_left, choose
 from svdcompress.sources import make_model
-from svdcompress.train import Fit, wait
+from svdcompress.train import Fit, NotFinite, wait
 
 RECOVERY = 0.05
 """The beta of recovery where the recipe says auto, as a fraction of training's final beta. With frozen masks every remaining
@@ -97,7 +97,7 @@ def recover_stage(
     """Train the small model further, in place, with its masks frozen; returns None if the recipe has no epochs for it.
 
     If it surely has more validation errors afterwards, it is restored with a warning: the steps were too large for the little
-    that was lost.
+    that was lost. It is, too, if the loss is not finite and the recipe leaves the optimizer open.
 
     file: the file of the small model as it is now. ended: the final beta of training (None: the recipe's); with auto,
     recovery has RECOVERY times that. stage, state: the name that determines noise and order, and the file for the training
@@ -110,24 +110,35 @@ def recover_stage(
         return None
     beta = RECOVERY * (dense.beta if ended is None else ended) if recover.beta == "auto" else recover.beta
     before = on_validation(context, dense.trainer.data, small.model.eval(), errors_alone=True)
-    fit = dense.trainer.fit(
-        small.model,
-        stage,
-        recover,
-        section="recover",
-        schedule=Constant(beta) if recover.noise else None,
-        noise=recover.noise,
-        lr_log_sigma2=recover.lr_log_sigma2,
-        distill=recover.distill,
-        student=bare(small.model),
-        outputs_kept=small.pruning.get("outputs_kept"),
-        total=sum(prod(shape) for shape in variational.shapes.values()),
-        state=state,
-    )
+    steady = context.steady and context.steady.model_copy(update={"epochs": recover.epochs})
+    try:
+        fit = dense.trainer.fit(
+            small.model,
+            stage,
+            recover,
+            section="recover",
+            schedule=Constant(beta) if recover.noise else None,
+            noise=recover.noise,
+            lr_log_sigma2=recover.lr_log_sigma2,
+            distill=recover.distill,
+            student=bare(small.model),
+            outputs_kept=small.pruning.get("outputs_kept"),
+            total=sum(prod(shape) for shape in variational.shapes.values()),
+            steady=steady,
+            state=state,
+        )
+    except NotFinite as error:
+        if steady is None or context.place.world > 1:  # other processes would go on training
+            raise
+        _restore(context, small, file)
+        context.warn(
+            f"{str(error).partition('. ')[0]}. So the network is as it was before recovery. In a new run, try "
+            f"--set recover.lr={recover.lr / 10:g} (it was {recover.lr:g})"
+        )
+        return None
     after = on_validation(context, dense.trainer.data, small.model, errors_alone=True)
     if surely_worse(before, after):
-        started = whole(checkpoint.load(file, make_model(context.recipe.model)), small.pruning)
-        bare(small.model).load_state_dict(bare(started).state_dict())
+        _restore(context, small, file)
         what, unit = ("error", "%") if before.probabilities else ("RMSE", "")
         context.warn(
             f"{stage}: {recover.epochs} epochs of recovery made the network worse (validation {what} {after.error:.4g}{unit}, "
@@ -136,6 +147,12 @@ def recover_stage(
         )
         fit.kept_epoch = 0
     return fit
+
+
+def _restore(context: Context, small: Small, file: Path) -> None:
+    """Give the small model the weights that it was stored with."""
+    started = whole(checkpoint.load(file, make_model(context.recipe.model)), small.pruning)
+    bare(small.model).load_state_dict(bare(started).state_dict())
 
 
 def keep(context: Context, opened: Opened, small: Small) -> None:

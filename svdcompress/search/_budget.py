@@ -31,13 +31,15 @@ class Losses:
     parts: (N,) wrong answers (wrong positions, where an example has several) or squared errors. numbers: (N,) how many values
     or positions each example has. probabilities: True for wrong answers, False for squared errors. nll: (M,) mean negative
     log likelihood in nats of each validation example, then of training examples, with the best temperature for probabilities;
-    it compares models where errors are too few. None where it was not computed.
+    it compares models where errors are too few. None where it was not computed. finite: whether all outputs were, as far as
+    errors and NLL tell.
     """
 
     parts: Tensor
     numbers: Tensor
     probabilities: bool
     nll: Tensor | None = None
+    finite: bool = True
 
     @property
     def graded(self) -> bool:
@@ -169,7 +171,8 @@ class Budget:
 
 
 def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool:
-    """Whether a model has more errors than another one by more than chance explains, paired on the same examples.
+    """Whether a model has more errors than another one by more than chance explains, paired on the same examples, or outputs
+    that are not finite.
 
     >>> import torch
     >>> one = torch.ones(1000)
@@ -177,6 +180,8 @@ def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool
     >>> surely_worse(before, Losses(torch.arange(1000) < 110, one, True)), surely_worse(before, before)
     (True, False)
     """
+    if before.finite and not after.finite:
+        return True
     z = NormalDist().inv_cdf(confidence)
     edges = _share_edges if before.probabilities else _rmse_edges
     return edges(before, after, z)[0] > 0

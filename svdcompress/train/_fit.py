@@ -57,6 +57,7 @@ def fit(
     shrink: Callable[[nn.Module], bool] | None = None,
     state: Path | None = None,
     last_epoch: int | None = None,
+    steady: Training | None = None,
     bars: Bars | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
@@ -93,6 +94,8 @@ def fit(
     last_epoch: train up to this epoch of the `settings.epochs` over which learning rates and beta are scheduled (None: all of
         them). A later call with the same `state` and a later last epoch continues bit for bit as one long fit would; it may
         have another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
+    steady: settings in place of `settings` if running statistics of normalization layers stay (`norms`), where SGD at a rate
+        for batch statistics would end in a loss that is not finite. On resuming, too, the model has to be as at the start.
     stop: called after each step; if it returns True, the fit raises Interrupted, and the last saved epoch is kept.
     on_note: called as `on_note(line, settled)` with what the user should know before a trained network is trained further, and
         whether the fit has dealt with it already; None: checks that would only report are skipped.
@@ -119,6 +122,7 @@ def fit(
         stage=stage,
         section=section,
         last=settings.epochs if last_epoch is None else last_epoch,
+        steady=steady,
         elbo=ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
         teacher=learnt,
         held=held,

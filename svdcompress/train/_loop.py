@@ -14,7 +14,7 @@ from svdcompress.train._ask import ask
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
-from svdcompress.train._norms import keeps_norms
+from svdcompress.train._norms import keeps_norms, steadied
 from svdcompress.train._right import refuse_wrong
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
@@ -34,12 +34,13 @@ class Loop:
 
     def __init__(self, work: Work) -> None:
         self._started = time.monotonic()
-        self._work, self._file = work, work.file
         work.model.to(work.device)
         if isinstance(work.loss, nn.Module):  # it may hold class weights
             work.loss.to(work.device)
         if work.teacher is not None:
             work.teacher.ready(work.device, work.compiled)
+        self._work = work = steadied(work)
+        self._file = work.file
         self._steps = Steps(work)
         self._standing = Standing(work.total, keeps_norms=work.settings.norms == "keep")
         if work.shrink_from < work.settings.epochs:

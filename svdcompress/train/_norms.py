@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -49,6 +51,29 @@ def keeps_norms(work: Work) -> tuple[bool, str | None]:
         f"{found}, so training begins by unlearning. If it was trained on a different mixture of data, keep its running "
         f"statistics: --set {work.section}.norms=keep"
     )
+
+
+def steadied(work: Work) -> Work:
+    """The work with its `steady` settings if running statistics stay, else as it is; `on_note` hears of it.
+
+    A network whose normalization layers do not normalize has no protection against large steps: SGD at a rate for batch
+    statistics ends in a loss that is not finite.
+    """
+    if work.steady is None:
+        return work
+    keeps, line = keeps_norms(work)
+    if not keeps:
+        return work
+    if work.on_note is not None:
+        found = line or f"{work.section}.norms: running statistics of batch normalizations are kept, as set"
+        by = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+        instead, first = (by[each.optimizer] for each in (work.steady, work.settings))
+        work.on_note(
+            f"{found}. {instead} at {work.steady.lr:g} trains in place of {first} at {work.settings.lr:g}, whose steps are too "
+            f"large without batch statistics (auto; {work.section}.optimizer sets another)",
+            True,
+        )
+    return replace(work, settings=work.steady.model_copy(update={"norms": "keep"}))
 
 
 def far(running: float, own: float) -> bool:

@@ -35,6 +35,7 @@ class Work:
     stage: str
     section: str
     last: int
+    steady: Training | None
     elbo: ELBO | None
     teacher: Teacher | None
     held: dict[Any, InMemory | None] | None

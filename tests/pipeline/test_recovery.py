@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from svdcompress.errors import TrainingError
 from svdcompress.evaluation._magnitude import recovery as magnitude_recovery
 from svdcompress.pipeline import estimate, open_run, run
-from svdcompress.pipeline._recovery import for_recovery
+from svdcompress.pipeline._recovery import for_recovery, steady
 from svdcompress.recipe import load_recipe
 
 BY_SGD = [
@@ -81,6 +82,19 @@ def test_what_is_set_stays_and_changes_no_optimizer(setting):
 def test_one_that_is_named_is_taken(optimizer):
     recipe = load_recipe(None, [f"recover.optimizer={optimizer}"])
     assert for_recovery(recipe, net()) == (recipe, None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "rate"), [("recover.epochs=3", 5e-4), ("recover.lr=0.02", 5e-4), ("recover.lr=1e-5", 1e-5)]
+)
+def test_where_statistics_stay_adam_recovers_instead(setting, rate):
+    asked = load_recipe(None, [setting, "recover.weight_decay=0.1"])
+    found = steady(asked, for_recovery(asked, net())[0])
+    wanted = ["recover.optimizer=adam", f"recover.lr={rate}", "recover.distill.weight=0.9", "recover.distill.temperature=3"]
+    assert found == load_recipe(None, [setting, "recover.weight_decay=0.1", *wanted]).recover
+    for other, model in ((["recover.optimizer=sgd"], net), ([], plain), (["loss=mse"], net)):
+        asked = load_recipe(None, other)
+        assert steady(asked, for_recovery(asked, model())[0]) is None
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,3 +168,23 @@ def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch, more, ea
     once = 0.01 * found.examples["train"]
     assert found.seconds["recover"] == alone.seconds["recover"]
     assert found.seconds["rest"] - alone.seconds["rest"] == pytest.approx(0 if each_step else once)
+
+
+def test_a_loss_that_is_not_finite_ends_no_run_that_chose_its_optimizer(tmp_path):
+    """The network then stays as it was pruned, and a warning says so; by an optimizer that was named it is an error."""
+    results = ran(tmp_path / "auto", "recover.lr=1e38", "recover.epochs=9")
+    (line,) = (line for line in results["warnings"] if "the loss is" in line)
+    assert line.startswith("recover: the loss is ") and "So the network is as it was before recovery" in line
+    assert "--set recover.lr=1e+37" in line and [row["stage"] for row in results["history"]] == ["dense", "train"]
+    ran(tmp_path / "none", "recover.epochs=0")
+    one, other = (open_run(tmp_path / name, trust_code=True).model.state_dict() for name in ("auto", "none"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(TrainingError, match="recover: the loss is"):
+        ran(tmp_path / "named", "recover.optimizer=sgd", "recover.lr=1e38", "recover.epochs=9")
+
+
+def test_outputs_that_are_not_finite_after_the_last_step_are_worse(tmp_path):
+    """Too few steps for a loss to show it: the weights are still finite."""
+    results = ran(tmp_path / "out", "recover.lr=1e38")
+    (line,) = (line for line in results["warnings"] if "made the network worse" in line)
+    assert "2 epochs of recovery" in line and "so it was restored" in line

@@ -226,3 +226,41 @@ def test_of_each_section_one_line_is_heard():
         for line in ("recover.norms: 0.12", "recover.norms: 0.13", "train.norms: 0.2"):
             trainer._heard(line, settled)
     assert said == noted == ["recover.norms: 0.12", "train.norms: 0.2"]
+
+
+STEADY = Training(epochs=2, batch_size=32, lr=1e-3)
+"""Adam, in place of SGD at a rate for batch statistics."""
+
+
+def by_sgd(model, steady, norms="auto", **more):
+    said, settings = [], Training(epochs=2, batch_size=32, norms=norms, optimizer="sgd", lr=0.5)
+    heard = {"on_note": lambda line, settled: said.append((line, settled))} | more
+    fit(model, data(), make_loss(LossSection()), settings, stage="recover", device="cpu", steady=steady, **heard)
+    return said
+
+
+@pytest.mark.parametrize("norms", ["auto", "keep"])
+def test_steady_settings_train_where_statistics_stay(norms):
+    model, by_hand = Shifted(), Shifted()
+    ((line, settled),) = by_sgd(model, STEADY, norms)
+    assert settled and "Adam at 0.001 trains in place of SGD at 0.5" in line and "recover.optimizer sets another" in line
+    settings = STEADY.model_copy(update={"norms": "keep"})
+    fit(by_hand, data(), make_loss(LossSection()), settings, stage="recover", device="cpu")
+    assert states_equal(model, by_hand)
+
+
+def test_steady_settings_do_nothing_where_batches_update_the_statistics():
+    for make, norms in ((taught, "auto"), (Shifted, "batch")):
+        model, plain = make(), make()
+        assert not any("in place of" in line for line, _ in by_sgd(model, STEADY, norms))
+        by_sgd(plain, None, norms)
+        assert states_equal(model, plain)
+
+
+def test_a_fit_by_steady_settings_resumes_with_the_same_result(tmp_path):
+    whole, part = Shifted(), Shifted()
+    by_sgd(whole, STEADY)
+    by_sgd(part, STEADY, state=tmp_path / "state.pt", last_epoch=1)
+    again = Shifted()
+    ((line, _),) = by_sgd(again, STEADY, state=tmp_path / "state.pt")
+    assert "in place of" in line and states_equal(again, whole) and not states_equal(part, whole)
