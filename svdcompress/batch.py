@@ -136,3 +136,9 @@ def first_tensor(batch: Any) -> Tensor:
     if not found:
         raise ModelError("the inputs hold no tensor")
     return found[0]
+
+
+def first_example(inputs: Any) -> Any:
+    """The first example of a batch: the first row of each tensor whose first dimension is the batch's."""
+    batch = first_tensor(inputs).shape[:1]
+    return map_tensors(inputs, lambda x: x[:1] if x.dim() and x.shape[:1] == batch else x)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from svdcompress.batch import call, first_tensor, in_eval, map_tensors
+from svdcompress.batch import call, first_example, in_eval
 from svdcompress.errors import ExportError, UsageError
 from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded, variance_parameters
 
@@ -78,7 +78,7 @@ def measure(model: nn.Module, example_inputs: Any) -> Cost:
 def macs(model: nn.Module, example_inputs: Any) -> int:
     """Multiply-accumulates of one example in `eval()`, as `measure` counts them."""
     with _counting(model) as counter:
-        call(model, _first_example(example_inputs))
+        call(model, first_example(example_inputs))
     return counter.get_total_flops() // 2
 
 
@@ -101,7 +101,7 @@ def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
     A layer called several times has the multiply-accumulates of all calls. The sum over layers is the result of `measure`,
     except for weights that several layers share and operations of modules without parameters.
     """
-    inputs = _first_example(example_inputs)
+    inputs = first_example(example_inputs)
     flops: dict[str, int] = {}
     open_calls: list[list[int]] = []  # for each open call: the count when it began, and what inner calls counted
     handles = []
@@ -156,12 +156,6 @@ def _countable() -> Iterator[None]:
                 yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _first_example(inputs: Any) -> Any:
-    """The first example of a batch: the first row of each tensor whose first dimension is the batch's."""
-    batch = first_tensor(inputs).shape[:1]
-    return map_tensors(inputs, lambda x: x[:1] if x.dim() and x.shape[:1] == batch else x)
 
 
 def file_bytes(path: str | Path) -> int:

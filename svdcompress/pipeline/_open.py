@@ -105,7 +105,8 @@ class OpenRun:
 
     @property
     def recovery(self) -> RecoverSection:
-        """The section `recover` as the run used it, with `optimizer: auto` resolved."""
+        """The section `recover` as the run used it, with `optimizer: auto` resolved for batch statistics. Where the run kept
+        running statistics, SGD gave way to Adam; its notes say so."""
         asked = self.recipe.recover
         return for_recovery(self.recipe, self.dense)[0].recover if asked.optimizer == "auto" else asked
 

@@ -5,6 +5,7 @@ from svdcompress.prune._choice import BIAS, Analysis, Choice, Consumer
 from svdcompress.prune._copies import dense_copy, on_cpu
 from svdcompress.prune._folding import holders, oriented
 from svdcompress.prune._groups import count_means
+from svdcompress.prune._operations import operations
 from svdcompress.prune._paddings import PADDED
 from svdcompress.prune._prune import analyse, groups, prune
 from svdcompress.prune._report import LayerShape, PruneGroup, PruneReport
@@ -25,6 +26,7 @@ __all__ = [
     "groups",
     "holders",
     "on_cpu",
+    "operations",
     "oriented",
     "prune",
 ]

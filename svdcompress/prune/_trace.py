@@ -78,11 +78,12 @@ class Trace:
     that draw. protect: {module: why its units are kept}.
     uses: applications of weights; branches: those in `train()` only. splits: each (pieces, width), labels of pieces that must
     keep equal sizes. inputs: labels of each raw input, without the batch. stack: names of the running modules, the innermost
-    last. kept: index tensors with which modules select what an earlier pruning left. macs: multiply-accumulates of a whole
-    batch of `batch` examples, by the id of a weight. products: of activations with each other: their units, with an equal
-    share each, and the multiply-accumulates of the whole batch. sums: labels of tensors that add up several others. viewed:
-    storages that have views. dirty: storages that were overwritten through one of them. touched: ids of parameters that were
-    read. entered: modules that ran. bugs: errors that handlers should not have raised.
+    last. kept: index tensors with which modules select what an earlier pruning left. operations: multiply-accumulates of each
+    operator that has any, for the whole batch of `batch` examples. applied: the numbers of those that apply a weight, by its
+    id. products: of activations with each other: their units, with an equal share each, and the operation's number. sums:
+    labels of tensors that add up several others with other units. lookups: columns of tables of embeddings, once for each
+    use. viewed: storages that have views. dirty: storages that were overwritten through one of them. touched: ids of
+    parameters that were read. entered: modules that ran. bugs: errors that handlers should not have raised.
     """
 
     def __init__(
@@ -103,9 +104,11 @@ class Trace:
         self.parameters: dict[int, Parameter] = {}
         self.viewed: Storages = {}
         self.dirty: Storages = {}
-        self.macs: dict[int, int] = {}
+        self.operations: list[int] = []
+        self.applied: dict[int, list[int]] = {}
         self.products: list[tuple[Tensor, int]] = []
         self.sums: list[Tensor] = []
+        self.lookups: list[Tensor] = []
         self.batch = 1
         self.entered: set[str] = set()
         self.touched: set[int] = set()

@@ -22,7 +22,7 @@ def unit_costs(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
         roots, elements = _elements(parameter, analysis.root)
         if isinstance(parameter.tensor, nn.Parameter):
             parameters[roots] += elements
-        if operations := trace.macs.get(id(parameter.tensor)):
+        if operations := sum(trace.operations[number] for number in trace.applied.get(id(parameter.tensor), ())):
             macs[roots] += elements * (operations / parameter.tensor.numel() / trace.batch)
     return parameters, macs
 

@@ -84,8 +84,9 @@ def ranked(
     within_blocks: all residual channels, to which several layers add their outputs, stay. A ResNet then loses far less at the
         same number of multiply-accumulates, but can become less small.
 
-    Warns if the goal cannot be reached, and returns the closest masks. Raises UsageError for a goal of another form, and
-    whatever `prune` raises.
+    Warns if the goal cannot be reached, and returns the closest masks. It does not know of units that `prune` will have to put
+    back, because code of the model depends on their number: the model then keeps more than the goal, and
+    `small.pruning.groups` says which. Raises UsageError for a goal of another form, and whatever `prune` raises.
 
     Example:
         >>> masks = ranked(model, x, goal={"macs": 0.5})
@@ -102,6 +103,9 @@ def ranked(
         examples=examples,
     )
     found = ranking.at(goal, within_blocks=within_blocks)
+    if within_blocks and not ranking.residual:
+        within_blocks = False
+        warnings.warn("within_blocks changes nothing: the model has no residual channels that could go", stacklevel=2)
     if not found.reached:
         measure, limit = ranking.limit(goal)
         kept = "what cannot be removed, and every residual channel," if within_blocks else "what cannot be removed,"

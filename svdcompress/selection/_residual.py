@@ -13,7 +13,8 @@ from svdcompress.selection._bundles import passes_on
 def residual(analysis: Analysis) -> np.ndarray:
     """Per root, whether the unit is a sum to which at least two layers that read different units contribute.
 
-    A sum of one layer's outputs (rotary embeddings) is none, nor are gates and heads, where outputs are multiplied.
+    A sum of one layer's outputs (rotary embeddings, a gated tensor added to itself) is none, nor are gates and heads, where
+    outputs are multiplied. A table of embeddings reads units of its own.
     """
     summed = np.zeros(analysis.count, bool)
     for labels in analysis.trace.sums:
@@ -25,6 +26,9 @@ def residual(analysis: Analysis) -> np.ndarray:
             units = frozenset(ins.reshape(-1).tolist())
             for root in np.unique(outs).tolist():
                 read[root].add(units)
+    for number, columns in enumerate(analysis.trace.lookups, 1):
+        for root in np.unique(analysis.root[columns.reshape(-1).numpy()]).tolist():
+            read[root].add(frozenset({-number}))
     written = np.zeros(analysis.count, bool)
     written[[root for root, units in read.items() if len(units) > 1]] = True
     return summed & written & analysis.free

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from svdcompress.batch import first_example
 from svdcompress.cost import macs
-from svdcompress.prune import BIAS, Analysis, Choice, count_means
+from svdcompress.prune import BIAS, Analysis, Choice, count_means, operations
 
 MEASURES = ("parameters", "macs")
 """What a size can be measured in, as `svdcompress.cost.measure` counts it."""
@@ -55,8 +56,9 @@ class Sizes:
         trace = analysis.trace
         self.total = {"parameters": float(count_means(model)), "macs": float(macs(model, example_inputs))}
         self.tensors: list[_Tensor] = []
+        each = _of_one_example(model, analysis, example_inputs, self.total["macs"])
         for parameter in trace.units.parameters:
-            operations = trace.macs.get(id(parameter.tensor), 0) / trace.batch
+            operations = sum(each[number] for number in trace.applied.get(id(parameter.tensor), ()))
             counted = isinstance(parameter.tensor, nn.Parameter)
             if not operations and not counted:
                 continue
@@ -70,9 +72,9 @@ class Sizes:
                 rest = parameter.tensor.numel() // max(int(np.prod([own.shape[1] for own in axes])), 1)
             kept = [[own.shape[1]] * own.shape[0] for own in axes]
             self.tensors.append(_Tensor(axes, kept, rest, price))
-        for labels, operations in trace.products:  # attention: a head's products go with it
+        for labels, number in trace.products:  # attention: a head's products go with it
             own = analysis.root[labels.numpy()]
-            price = {"parameters": 0.0, "macs": operations / trace.batch / len(own)}
+            price = {"parameters": 0.0, "macs": each[number] / len(own)}
             self.tensors.append(_Tensor([own[None]], [[len(own)]], 1, price))
 
     def left(self, choice: Choice) -> dict[str, float]:
@@ -97,6 +99,19 @@ class Sizes:
             if (folded & (consumer.values[:, 0] != 0)).any():
                 made[consumer.owner] = int((~choice.removed[consumer.outs]).sum())
         return sum(made.values())
+
+
+def _of_one_example(model: nn.Module, analysis: Analysis, example_inputs: Any, total: float) -> list[float]:
+    """Multiply-accumulates of one example in each of a trace's operations.
+
+    Some may not depend on the batch (a network that computes position biases), so their share of it is not one of its size.
+    """
+    trace = analysis.trace
+    shares = [macs / trace.batch for macs in trace.operations]
+    if abs(sum(shares) - total) < 0.5:
+        return shares
+    found = operations(model, first_example(example_inputs))
+    return [float(macs) for macs in found] if len(found) == len(shares) else shares
 
 
 class Shrinking:

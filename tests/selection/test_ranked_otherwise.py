@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from test_ranked import everything, noisy, told_by_hand, units_of, without
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress import cost
 from svdcompress.prune import prune
@@ -85,3 +85,26 @@ def test_layers_of_a_cheap_unit_are_not_emptied_by_an_even_rank() -> None:
         masks = Ranking(model, x, everything(model)).at({"parameters": 0.4}, evenness=evenness).masks
         widths[evenness] = [int(masks[name].any(1).sum()) for name in ("0", "2")]
     assert widths[0.0][0] == 1 and widths[0.0][1] > widths[1.0][1] and widths[1.0][0] >= 2
+
+
+class Biased(nn.Module):
+    """Position biases from a network of their own, whose operations do not grow with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.write = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.inner, self.outer = nn.Linear(1, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).float()[:, None]
+        return self.write((self.read(x) + self.outer(self.inner(places).relu())).relu()).mean(1)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize("goal", [0.7, 0.4, 1e-9])
+def test_operations_that_do_not_depend_on_the_batch_count_in_full(batch: int, goal: float) -> None:
+    model, x = noisy(Biased()), torch.randn(batch, 5, 6)
+    ranking = Ranking(model, x, everything(model))
+    assert ranking.total["macs"] == 5 * (6 * 8 + 8 * 3 + 1 * 16 + 16 * 8)
+    found = ranking.at({"macs": goal})
+    assert found.macs == cost.macs(prune(model, x, masks=found.masks), x) and found.reached == (goal > 0.1)

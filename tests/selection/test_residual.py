@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from test_ranked import everything, noisy
 from torch import Tensor, nn
 from zoo_models import ZOO
 
+from svdcompress import convert
 from svdcompress.selection import Ranking, ranked
 
 STREAMS = {
@@ -123,3 +126,102 @@ class Passed(nn.Module):
 def test_a_depthwise_convolution_is_no_second_layer() -> None:
     model = noisy(Passed())
     assert not Ranking(model, torch.randn(2, 3, 5, 5), everything(model)).residual
+
+
+class Blocks(nn.Module):
+    """Two residual blocks, whose sum is written in some way."""
+
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.add = add
+        self.stem, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.inner = nn.ModuleList(nn.Linear(8, n) for n in (10, 11))
+        self.outer = nn.ModuleList(nn.Linear(n, 8) for n in (10, 11))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = self.add(x, outer(inner(x).relu()))
+        return self.last(x)
+
+
+ADD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "stack and sum": lambda x, y: torch.stack([x, y]).sum(0),
+    "stack behind and mean": lambda x, y: torch.stack([x, y], -1).mean(-1),
+    "stack and cumsum": lambda x, y: torch.stack([x, y]).cumsum(0)[-1],
+    "side by side and sum": lambda x, y: torch.cat([x, y], 1).view(len(x), 2, -1).sum(1),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.5),
+    "lerp by a gate": lambda x, y: torch.lerp(x, y, x.sigmoid()),
+    "addcmul": lambda x, y: torch.addcmul(x, y, torch.tensor(0.5)),
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, torch.tensor(2.0)),
+}
+
+
+@pytest.mark.parametrize("how", ADD)
+def test_a_sum_may_be_written_in_many_ways(how: str) -> None:
+    model = noisy(Blocks(ADD[how]))
+    ranking = Ranking(model, torch.randn(4, 6), everything(model))
+    kept = ranking.at({"macs": 1e-9}, within_blocks=True).masks
+    alive = {name: int(mask.any(1).sum()) for name, mask in kept.items()}
+    assert alive == {"stem": 8, "inner.0": 1, "outer.0": 8, "inner.1": 1, "outer.1": 8, "last": 3}
+
+
+@pytest.mark.parametrize("how", ["addmm", "baddbmm"])
+def test_a_product_that_starts_from_a_tensor_is_a_sum(how: str) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner, self.outer, self.last = (nn.Linear(*size) for size in ((6, 8), (8, 10), (10, 8), (8, 3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).relu()
+            inner, weight = self.inner(x).relu(), self.outer.weight.t()
+            if how == "addmm":
+                return self.last(torch.addmm(x, inner, weight))
+            return self.last(torch.baddbmm(x[None], inner[None], weight[None])[0])
+
+    model = convert(Block().eval(), exclude=["outer"])  # its weight is read outside of its forward pass
+    assert Ranking(model, torch.randn(4, 6), everything(model)).residual
+
+
+class Looked(nn.Module):
+    """A block on embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.outer, self.last = nn.Embedding(9, 8), nn.Linear(8, 10), nn.Linear(10, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        for _ in range(2):
+            x = x + self.outer(self.inner(x).relu())
+        return self.last(x.mean(1))
+
+
+def test_embeddings_are_a_layer_of_their_own() -> None:
+    model = noisy(Looked())
+    assert Ranking(model, torch.randint(9, (3, 5)), everything(model)).residual
+
+
+class Gated(nn.Module):
+    """Channels to which what a gate leaves of them is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.squeeze, self.excite = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(4, 8)
+        self.inner, self.last = nn.Linear(8, 9), nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        x = x + x * self.excite(self.squeeze(x).relu()).sigmoid()
+        return self.last(self.inner(x).relu())
+
+
+def test_a_gate_is_no_second_layer_and_a_setting_that_changes_nothing_is_told() -> None:
+    model, x = noisy(Gated()), torch.randn(3, 6)
+    assert not Ranking(model, x, everything(model)).residual
+    with pytest.warns(UserWarning, match="within_blocks changes nothing: the model has no residual channels that could go"):
+        masks = ranked(model, x, everything(model), goal={"macs": 0.5}, within_blocks=True)
+    wanted = ranked(model, x, everything(model), goal={"macs": 0.5})
+    assert all(torch.equal(mask, wanted[name]) for name, mask in masks.items())

@@ -54,6 +54,25 @@ def note_pieces(trace: Trace, pieces: Tensor, width: int) -> None:
     trace.views.append(View(pieces[:1], (1, width), trace.stack[-1]))
 
 
+# Sums
+
+
+def other_units(trace: Trace, parts: list[Tensor | None]) -> bool:
+    """Whether tensors that are added up have different units so far: those of a gate, or of halves that are turned against each
+    other, are the same."""
+    found = [frozenset(trace.units.resolve(small(labels)).unique().tolist()) for labels in parts if labels is not None]
+    return len(set(found)) > 1
+
+
+def along_others(trace: Trace, labels: Tensor | None, dims: list[int]) -> bool:
+    """Whether a tensor has different units along dimensions over which it is added up, and other units in each place there."""
+    if labels is None or not set(varying(labels)) - set(dims):
+        return False
+    core = small(labels)
+    here = [d for d in varying(labels) if d in dims]
+    return any(other_units(trace, list(core.unbind(d))) for d in here)
+
+
 # Elements that meet
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
+from svdcompress.prune._operations import operation
 from svdcompress.prune._operators._registry import Operator, Unfollowed, known, note_bug
 from svdcompress.prune._shadow import Shadow, flat, varying
 from svdcompress.prune._tensors import mark, marked, tensors_in
@@ -34,8 +34,10 @@ def follow(trace: Trace, func: Any, args: tuple, kwargs: dict, out: Any) -> None
         except Exception as error:  # a bug must not cost anybody their run, and must not look like a refusal
             note_bug(trace, name, entry.handler, error)
             unknown(trace, func, operands, results)
-    if entry is not None and entry.factors:
-        count_macs(trace, entry, func, args, kwargs, out)
+    if (macs := operation(func, args, kwargs, out)) is not None:
+        trace.operations.append(macs)
+        if entry is not None and entry.factors:
+            attribute_macs(trace, entry, args)
     for result in results:
         if any(result is operand for operand in operands) or func.is_view:
             mark(trace.viewed, result)
@@ -56,19 +58,15 @@ def base_name(func: Any) -> str:
     return name[:-1] if func._schema.is_mutable and name.endswith("_") and not name.endswith("__") else name
 
 
-def count_macs(trace: Trace, entry: Operator, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-    """Attribute the multiply-accumulates of an operator to the weight it applies, or to the units that it multiplies."""
+def attribute_macs(trace: Trace, entry: Operator, args: tuple) -> None:
+    """Attribute the last of the operations to the weight that it applies, or to the units that it multiplies."""
     shadows = [trace.of(args[i]) for i in entry.factors if i < len(args)]
     weights = [shadow.parameter for shadow in shadows if shadow.parameter is not None]
-    formula = flop_registry.get(func._overloadpacket)
-    if formula is None or len(weights) > 1:
-        return
-    macs = formula(*args, **kwargs, out_val=out) // 2
-    if weights:
-        key = id(weights[0].tensor)
-        trace.macs[key] = trace.macs.get(key, 0) + macs
-    elif len(shadows) == 2 and (labels := _multiplied(*(shadow.labels for shadow in shadows))) is not None:
-        trace.products.append((labels, macs))
+    number = len(trace.operations) - 1
+    if len(weights) == 1:
+        trace.applied.setdefault(id(weights[0].tensor), []).append(number)
+    elif not weights and len(shadows) == 2 and (labels := _multiplied(*(shadow.labels for shadow in shadows))) is not None:
+        trace.products.append((labels, number))
 
 
 def _multiplied(first: Tensor | None, second: Tensor | None) -> Tensor | None:

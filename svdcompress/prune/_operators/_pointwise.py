@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from svdcompress.prune._operators._common import combine, mixed_taint
+from svdcompress.prune._operators._common import combine, mixed_taint, other_units
 from svdcompress.prune._operators._registry import operator
 from svdcompress.prune._shadow import small
 from svdcompress.prune._tensors import tensors_in
@@ -31,8 +31,8 @@ UNTAGGED = {
 }
 """Operators that torch does not tag as pointwise in all its versions."""
 
-SUMS = ("add", "sub")
-"""Operators that add up their operands."""
+SUMS = ("add", "sub", "lerp", "addcmul", "addcdiv")
+"""Operators that add up some of their operands."""
 
 
 @operator(*UNTAGGED, tag=torch.Tag.pointwise)
@@ -43,8 +43,9 @@ def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
     pairs = [(tensor, trace.of(tensor)) for tensor in operands]
     # a copy overwrites what was there before
     taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
+    adds = name in SUMS and other_units(trace, [one.labels for _, one in pairs])
     shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
-    if name in SUMS and shadow.labels is not None and sum(one.labels is not None for _, one in pairs) > 1:
+    if adds and shadow.labels is not None:
         trace.sums.append(small(shadow.labels))
     for result in tensors_in(out):
         trace.put(result, shadow)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.prune._compare import CONSTANT
-from svdcompress.prune._operators._common import combine
+from svdcompress.prune._operators._common import combine, other_units
 from svdcompress.prune._operators._registry import Unfollowed, operator
 from svdcompress.prune._shadow import Shadow, compact, flat, small, varying
 from svdcompress.prune._trace import Trace, Use
@@ -166,8 +166,7 @@ def addmm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> No
     """bias + (M, K) x (K, N)."""
     bias, a, b = args
     mm(trace, "mm", (a, b), {}, out)
-    result, other = trace.of(out), trace.of(bias)
-    trace.put(out, combine(trace, [result, other], out.shape, result.taint | small(other.taint)))
+    _shift(trace, out, trace.of(bias))
 
 
 @operator("baddbmm", factors=(1, 2))
@@ -175,9 +174,18 @@ def baddbmm(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -> 
     """bias + (B, M, K) x (B, K, N)."""
     bias, a, b = args
     bmm(trace, "bmm", (a, b), {}, out)
-    result, other = trace.of(out), trace.of(bias)
     if kwargs.get("beta", 1) != 0:
-        trace.put(out, combine(trace, [result, other], out.shape, result.taint | small(other.taint)))
+        _shift(trace, out, trace.of(bias))
+
+
+def _shift(trace: Trace, out: Tensor, other: Shadow) -> None:
+    """Add a bias, or the outputs of another layer, to a product."""
+    result = trace.of(out)
+    adds = other_units(trace, [result.labels, other.labels])
+    shadow = combine(trace, [result, other], out.shape, result.taint | small(other.taint))
+    if adds and shadow.labels is not None:
+        trace.sums.append(small(shadow.labels))
+    trace.put(out, shadow)
 
 
 def product(
@@ -293,5 +301,6 @@ def embedding(trace: Trace, name: str, args: tuple, kwargs: dict, out: Tensor) -
         raise Unfollowed
     columns = _slots(parameter, 1)
     trace.units.produce(columns)
+    trace.lookups.append(columns)
     taint = trace.of(indices).taint
     trace.put(out, Shadow(columns.expand(out.shape), compact(small(taint)[..., None].expand(out.shape))))

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.prune._operators._common import combine, opened
+from svdcompress.prune._operators._common import along_others, combine, opened
 from svdcompress.prune._operators._registry import operator
 from svdcompress.prune._shadow import Shadow, flat, small
 from svdcompress.prune._trace import Trace
+
+SUMS = ("sum", "mean", "cumsum")
+"""Operators that add up along dimensions."""
 
 
 @operator(
@@ -53,11 +56,14 @@ def reduce(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None
     dims = sorted({d % max(x.dim(), 1) for d in dims})
     shadow = trace.of(x)
     labels = opened(trace, shadow)
+    adds = name in SUMS and along_others(trace, labels, dims)
     trace.fix(labels, dims, f"{name} is computed over these units")
     taint = small(shadow.taint)
     for d in dims:
         taint = taint.any(d, keepdim=True)
         labels = None if labels is None else small(labels).narrow(d, 0, 1)
+    if adds and labels is not None:
+        trace.sums.append(labels)
     for part in (out,) if isinstance(out, Tensor) else out:
         trace.put(part, Shadow(_fit(labels, dims, part), _fit(taint, dims, part)))
 
@@ -88,6 +94,8 @@ def along(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> None:
     shadow = trace.of(x)
     labels = opened(trace, shadow)
     dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1) % max(x.dim(), 1)
+    if name in SUMS and labels is not None and along_others(trace, labels, [dim]):
+        trace.sums.append(small(labels))
     trace.fix(labels, [dim], f"{name} is computed over these units")
     taint = small(shadow.taint).any(dim, keepdim=True) if x.dim() else shadow.taint
     rows = name == "_softmax" or (name == "_safe_softmax" and bool(torch.isfinite(x).all()))
