@@ -22,6 +22,7 @@ from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.prune import prune
+from svdcompress.recipe import RecoverSection
 from svdcompress.relevance import Masks
 from svdcompress.search import surely_worse
 from svdcompress.selection import Selection, check_some_left, choose
@@ -97,7 +98,8 @@ def recover_stage(
     """Train the small model further, in place, with its masks frozen; returns None if the recipe has no epochs for it.
 
     If it surely has more validation errors afterwards, it is restored with a warning: the steps were too large for the little
-    that was lost. It is, too, if the loss is not finite and the recipe leaves the optimizer open.
+    that was lost. If it kept running statistics by `norms: auto` and its loss is not finite, it begins again with those of
+    batches.
 
     file: the file of the small model as it is now. ended: the final beta of training (None: the recipe's); with auto,
     recovery has RECOVERY times that. stage, state: the name that determines noise and order, and the file for the training
@@ -110,32 +112,37 @@ def recover_stage(
         return None
     beta = RECOVERY * (dense.beta if ended is None else ended) if recover.beta == "auto" else recover.beta
     before = on_validation(context, dense.trainer.data, small.model.eval(), errors_alone=True)
-    steady = context.steady and context.steady.model_copy(update={"epochs": recover.epochs})
-    try:
-        fit = dense.trainer.fit(
+    state = state or context.state.folder / f"{stage}.pt"
+
+    def fit_with(settings: RecoverSection, state: Path, **more: Any) -> Fit:
+        return dense.trainer.fit(
             small.model,
             stage,
-            recover,
+            settings,
             section="recover",
-            schedule=Constant(beta) if recover.noise else None,
-            noise=recover.noise,
-            lr_log_sigma2=recover.lr_log_sigma2,
-            distill=recover.distill,
+            schedule=Constant(beta) if settings.noise else None,
+            noise=settings.noise,
+            lr_log_sigma2=settings.lr_log_sigma2,
+            distill=settings.distill,
             student=bare(small.model),
             outputs_kept=small.pruning.get("outputs_kept"),
             total=sum(prod(shape) for shape in variational.shapes.values()),
-            steady=steady,
+            steady=context.steady and context.steady.model_copy(update={"epochs": settings.epochs, "norms": settings.norms}),
             state=state,
+            **more,
         )
+
+    try:
+        fit = fit_with(recover, state)
     except NotFinite as error:
-        if steady is None or context.place.world > 1:  # other processes would go on training
+        if not error.keeps_norms or recover.norms != "auto" or context.place.world > 1:
             raise
         _restore(context, small, file)
         context.warn(
-            f"{str(error).partition('. ')[0]}. So the network is as it was before recovery. In a new run, try "
-            f"--set recover.lr={recover.lr / 10:g} (it was {recover.lr:g})"
+            f"{str(error).partition(': the first')[0]}, with the running statistics of batch normalizations, which were kept "
+            "(recover.norms=auto). So recovery began again with those of batches (--set recover.norms=batch does at once)"
         )
-        return None
+        fit = fit_with(recover.model_copy(update={"norms": "batch"}), state.with_name(f"{state.stem}-batch.pt"), on_note=None)
     after = on_validation(context, dense.trainer.data, small.model, errors_alone=True)
     if surely_worse(before, after):
         _restore(context, small, file)
@@ -143,14 +150,15 @@ def recover_stage(
         context.warn(
             f"{stage}: {recover.epochs} epochs of recovery made the network worse (validation {what} {after.error:.4g}{unit}, "
             f"{before.error:.4g}{unit} before them), so it was restored. Steps this large destroy more than they recover: "
-            f"--set recover.lr={recover.lr / 10:g} (it was {recover.lr:g})"
+            f"--set recover.lr={fit.lr / 10:g} (it was {fit.lr:g})"
         )
         fit.kept_epoch = 0
     return fit
 
 
 def _restore(context: Context, small: Small, file: Path) -> None:
-    """Give the small model the weights that it was stored with."""
+    """Give the small model the weights that it was stored with, on the CPU."""
+    small.model.cpu().eval()
     started = whole(checkpoint.load(file, make_model(context.recipe.model)), small.pruning)
     bare(small.model).load_state_dict(bare(started).state_dict())
 

@@ -84,8 +84,7 @@ class Trainer:
             bars=context.bars,
             stop=context.stop,
             on_epoch=self._log,
-            on_note=self._heard if stage != "dense" and self.context.place.first else None,
-            **more,
+            **{"on_note": self._heard if stage != "dense" and self.context.place.first else None} | more,
         )
         broadcast_weights(model)
         model.cpu().eval()

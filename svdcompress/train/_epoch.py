@@ -82,8 +82,6 @@ def train_epoch(
     loss_mean, nll_mean = work.accelerator.reduce(mean, reduction="mean").tolist()
     if not math.isfinite(loss_mean):
         return _not_finite(work, standing, x, loss_mean, rewinds)
-    if not _finite(work):  # no other batch follows whose loss would tell
-        return _not_finite(work, standing, x, math.nan, rewinds)
     return {
         "stage": work.stage,
         "epoch": epoch + 1,
@@ -124,13 +122,6 @@ def forward(
         loss = work.elbo(loss)
         kl = work.elbo.last_kl
     return (loss + nothing(work.model) if work.world > 1 else loss), nll, kl
-
-
-def _finite(work: Work) -> bool:
-    """Whether what is trained is finite, and so are running statistics."""
-    trained = [parameter for parameter in work.model.parameters() if parameter.requires_grad]
-    trained += [buffer for module in norms(work.model) for buffer in module.buffers(recurse=False)]
-    return all(bool(tensor.isfinite().all()) for tensor in trained)
 
 
 def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: bool) -> Rewind:

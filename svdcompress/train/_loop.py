@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,7 @@ from svdcompress.train._ask import ask
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
-from svdcompress.train._norms import keeps_norms, steadied
+from svdcompress.train._norms import keeps_norms, steadies
 from svdcompress.train._right import refuse_wrong
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
@@ -39,8 +40,12 @@ class Loop:
             work.loss.to(work.device)
         if work.teacher is not None:
             work.teacher.ready(work.device, work.compiled)
-        self._work = work = steadied(work)
         self._file = work.file
+        saved = self._file.load()  # a fit that goes on has its settings already
+        self._steady = steadies(work) if saved is None else saved.get("steady")
+        if self._steady and work.steady is not None:
+            work = replace(work, settings=work.steady.model_copy(update={"norms": "keep"}))
+        self._work = work
         self._steps = Steps(work)
         self._standing = Standing(work.total, keeps_norms=work.settings.norms == "keep")
         if work.shrink_from < work.settings.epochs:
@@ -62,6 +67,8 @@ class Loop:
             if not standing.epoch:
                 standing.keeps_norms, line = keeps_norms(work)
                 standing.said = None if line is None else [line, standing.keeps_norms]
+                if self._steady:
+                    standing.said = [self._steady, True]
             if standing.said is not None and work.on_note is not None:
                 work.on_note(*standing.said)
             settle(work, trains=standing.epoch < work.last)
@@ -89,7 +96,7 @@ class Loop:
         if standing.best.weights is not None:
             work.model.load_state_dict(standing.best.weights)
             kept = standing.best.epoch
-        return Fit(standing.history, kept, time.monotonic() - self._started)
+        return Fit(standing.history, kept, time.monotonic() - self._started, work.settings.lr)
 
     def _finish(self, row: Row) -> None:
         """Finish an epoch: its figures, shrinking, saving."""
@@ -132,7 +139,7 @@ class Loop:
         work = self._work
         surgery = getattr(work.model, "surgery", None) or {}
         model = {"model": work.model.state_dict(), "surgery": surgery}
-        return {"stage": work.stage, **model, **self._standing.state(), **self._steps.state()}
+        return {"stage": work.stage, "steady": self._steady, **model, **self._standing.state(), **self._steps.state()}
 
     def _restored(self) -> bool:
         """Restore the state in the file; False if there is none. Raises CheckpointError, TrainingError."""

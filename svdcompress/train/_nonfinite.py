@@ -16,11 +16,12 @@ class NotFinite(TrainingError):
     """A loss that is not finite.
 
     stage: the stage in which it occurred; section: the section of the recipe whose settings may be changed on resuming.
+    keeps_norms: whether batch normalizations kept their running statistics.
     """
 
-    def __init__(self, message: str, stage: str, section: str | None = None) -> None:
+    def __init__(self, message: str, stage: str, section: str | None = None, keeps_norms: bool = False) -> None:
         super().__init__(message)
-        self.stage, self.section = stage, section or stage
+        self.stage, self.section, self.keeps_norms = stage, section or stage, keeps_norms
 
 
 def explain(
@@ -52,6 +53,7 @@ def explain(
         f"data. {kept}{norms}",
         stage,
         section,
+        keeps_norms,
     )
 
 

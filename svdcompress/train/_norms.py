@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -53,27 +51,24 @@ def keeps_norms(work: Work) -> tuple[bool, str | None]:
     )
 
 
-def steadied(work: Work) -> Work:
-    """The work with its `steady` settings if running statistics stay, else as it is; `on_note` hears of it.
+def steadies(work: Work) -> str | None:
+    """What to tell the user if a fit that begins takes its `steady` settings, because running statistics stay; else None.
 
     A network whose normalization layers do not normalize has no protection against large steps: SGD at a rate for batch
-    statistics ends in a loss that is not finite.
+    statistics can end in a loss that is not finite.
     """
     if work.steady is None:
-        return work
+        return None
     keeps, line = keeps_norms(work)
     if not keeps:
-        return work
-    if work.on_note is not None:
-        found = line or f"{work.section}.norms: running statistics of batch normalizations are kept, as set"
-        by = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
-        instead, first = (by[each.optimizer] for each in (work.steady, work.settings))
-        work.on_note(
-            f"{found}. {instead} at {work.steady.lr:g} trains in place of {first} at {work.settings.lr:g}, whose steps are too "
-            f"large without batch statistics (auto; {work.section}.optimizer sets another)",
-            True,
-        )
-    return replace(work, settings=work.steady.model_copy(update={"norms": "keep"}))
+        return None
+    found = line or f"{work.section}.norms: running statistics of batch normalizations are kept, as set"
+    by = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+    instead, first = (by[each.optimizer] for each in (work.steady, work.settings))
+    return (
+        f"{found}. {instead} at {work.steady.lr:g} trains in place of {first}, whose steps can be too large without batch "
+        f"statistics (auto; {work.section}.optimizer sets another)"
+    )
 
 
 def far(running: float, own: float) -> bool:

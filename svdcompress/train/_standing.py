@@ -19,11 +19,12 @@ Row = dict[str, Any]
 
 @dataclass
 class Fit:
-    """The result of a fit: a dict per epoch, and which epoch's weights the model now has."""
+    """The result of a fit: a dict per epoch, which epoch's weights the model now has, and the learning rate that it had."""
 
     history: list[Row] = field(default_factory=list)
     kept_epoch: int = 0
     seconds: float = 0.0
+    lr: float = 0.0
 
 
 @dataclass

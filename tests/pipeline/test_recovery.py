@@ -12,7 +12,9 @@ from svdcompress.errors import TrainingError
 from svdcompress.evaluation._magnitude import recovery as magnitude_recovery
 from svdcompress.pipeline import estimate, open_run, run
 from svdcompress.pipeline._recovery import for_recovery, steady
+from svdcompress.pipeline._trainer import Trainer
 from svdcompress.recipe import load_recipe
+from svdcompress.train import NotFinite
 
 BY_SGD = [
     "recover.optimizer=sgd",
@@ -170,21 +172,57 @@ def test_a_plan_takes_the_time_of_the_teacher_into_account(monkeypatch, more, ea
     assert found.seconds["rest"] - alone.seconds["rest"] == pytest.approx(0 if each_step else once)
 
 
-def test_a_loss_that_is_not_finite_ends_no_run_that_chose_its_optimizer(tmp_path):
-    """The network then stays as it was pruned, and a warning says so; by an optimizer that was named it is an error."""
-    results = ran(tmp_path / "auto", "recover.lr=1e38", "recover.epochs=9")
+def test_kept_statistics_that_end_in_a_loss_that_is_not_finite_give_way_to_those_of_batches(tmp_path, monkeypatch):
+    whole, asked = Trainer.fit, []
+
+    def fit(self, model, stage, settings, **more):
+        if stage == "recover":
+            asked.append((settings.norms, more["steady"], more["state"].name))
+            if settings.norms != "batch":
+                with torch.no_grad():
+                    next(iter(model.parameters())).fill_(torch.nan)
+                error = f"recover: the loss is nan at step 3 (epoch 1): the first values. {self.context.out}"
+                raise NotFinite(error, "recover", keeps_norms=kept)
+        return whole(self, model, stage, settings, **more)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    kept = True
+    results = ran(tmp_path / "auto")
     (line,) = (line for line in results["warnings"] if "the loss is" in line)
-    assert line.startswith("recover: the loss is ") and "So the network is as it was before recovery" in line
-    assert "--set recover.lr=1e+37" in line and [row["stage"] for row in results["history"]] == ["dense", "train"]
-    ran(tmp_path / "none", "recover.epochs=0")
-    one, other = (open_run(tmp_path / name, trust_code=True).model.state_dict() for name in ("auto", "none"))
+    assert line.startswith("recover: the loss is nan at step 3 (epoch 1), with the running statistics of batch normalizations,")
+    assert "So recovery began again with those of batches (--set recover.norms=batch does at once)" in line
+    assert [(norms, file) for norms, _, file in asked] == [("auto", "recover.pt"), ("batch", "recover-batch.pt")]
+    assert all(steady.optimizer == "adam" and steady.epochs == 2 for _, steady, _ in asked)
+    ran(tmp_path / "batch", "recover.norms=batch")
+    one, other = (open_run(tmp_path / name, trust_code=True).model.state_dict() for name in ("auto", "batch"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    with pytest.raises(TrainingError, match="recover: the loss is"):
-        ran(tmp_path / "named", "recover.optimizer=sgd", "recover.lr=1e38", "recover.epochs=9")
+    with pytest.raises(TrainingError, match="recover: the loss is"):  # the user's own choice
+        ran(tmp_path / "keep", "recover.norms=keep")
+    kept = False
+    with pytest.raises(TrainingError, match="recover: the loss is"):  # statistics have nothing to do with it
+        ran(tmp_path / "else")
+
+
+def test_a_run_that_keeps_statistics_recovers_by_adam_and_says_so(tmp_path):
+    results = ran(tmp_path / "auto", "recover.norms=keep")
+    (line,) = (line for line in results["notes"] if line.startswith("recover.norms:"))
+    assert "Adam at 0.0005 trains in place of SGD" in line
+    assert results["history"][-1]["lr"] < 5e-4
+    hand = ["recover.optimizer=adam", "recover.distill.weight=0.9", "recover.distill.temperature=3"]
+    ran(tmp_path / "hand", "recover.norms=keep", *hand)
+    one, other = (open_run(tmp_path / name, trust_code=True).model.state_dict() for name in ("auto", "hand"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_outputs_that_are_not_finite_after_the_last_step_are_worse(tmp_path):
     """Too few steps for a loss to show it: the weights are still finite."""
     results = ran(tmp_path / "out", "recover.lr=1e38")
     (line,) = (line for line in results["warnings"] if "made the network worse" in line)
-    assert "2 epochs of recovery" in line and "so it was restored" in line
+    assert "2 epochs of recovery" in line and "so it was restored" in line and "(it was 1e+38)" in line
+
+
+def test_the_advice_is_about_the_rate_that_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("svdcompress.pipeline._smaller.surely_worse", lambda before, after: True)
+    results = ran(tmp_path / "out", "recover.norms=keep")
+    lines = [line for line in results["warnings"] if "made the network worse" in line]
+    assert len(lines) == 1 and "--set recover.lr=5e-05 (it was 0.0005)" in lines[0]
