@@ -19,7 +19,7 @@ from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageError, explained, shortened
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
-from svdcompress.pipeline._recovery import for_recovery
+from svdcompress.pipeline._recovery import for_recovery, steady
 from svdcompress.pipeline._same_data import changed
 from svdcompress.pipeline._select import whole
 from svdcompress.recipe import LossSection, Recipe, RecoverSection
@@ -106,9 +106,13 @@ class OpenRun:
     @property
     def recovery(self) -> RecoverSection:
         """The section `recover` as the run used it, with `optimizer: auto` resolved for batch statistics. Where the run kept
-        running statistics, SGD gave way to Adam; its notes say so."""
-        asked = self.recipe.recover
-        return for_recovery(self.recipe, self.dense)[0].recover if asked.optimizer == "auto" else asked
+        running statistics, SGD gave way to `steady`; its notes say so."""
+        return for_recovery(self.recipe, self.dense)[0].recover
+
+    @property
+    def steady(self) -> RecoverSection | None:
+        """What replaces `recovery` in a fit that keeps running statistics; None: nothing does."""
+        return steady(self.recipe, for_recovery(self.recipe, self.dense)[0])
 
     @property
     def loss(self) -> LossSection:

@@ -142,7 +142,7 @@ def recover_stage(
             f"{str(error).partition(': the first')[0]}, with the running statistics of batch normalizations, which were kept "
             "(recover.norms=auto). So recovery began again with those of batches (--set recover.norms=batch does at once)"
         )
-        fit = fit_with(recover.model_copy(update={"norms": "batch"}), state.with_name(f"{state.stem}-batch.pt"), on_note=None)
+        fit = fit_with(recover.model_copy(update={"norms": "batch"}), state.with_name(f"{state.stem}-batch.pt"), quiet=True)
     after = on_validation(context, dense.trainer.data, small.model, errors_alone=True)
     if surely_worse(before, after):
         _restore(context, small, file)

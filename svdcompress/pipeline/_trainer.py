@@ -56,10 +56,12 @@ class Trainer:
         *,
         distill: Distillation | None = None,
         state: Path | None = None,
+        quiet: bool = False,
         **more: Any,
     ) -> Fit:
         """Train a model in place, and leave it on the CPU in `eval()`; more: passed on to `train.fit`.
 
+        quiet: its notes are not passed on.
         state: the file to resume from (None: named after the stage).
         """
         context, data, recipe = self.context, self.data, self.context.recipe
@@ -84,7 +86,8 @@ class Trainer:
             bars=context.bars,
             stop=context.stop,
             on_epoch=self._log,
-            **{"on_note": self._heard if stage != "dense" and self.context.place.first else None} | more,
+            on_note=self._heard if stage != "dense" and self.context.place.first and not quiet else None,
+            **more,
         )
         broadcast_weights(model)
         model.cpu().eval()

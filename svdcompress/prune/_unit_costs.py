@@ -14,7 +14,7 @@ def unit_costs(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
 
     These are the rows and columns of all weights that write or read the unit, its biases and its norm entries. A layer's
     multiply-accumulates are shared evenly by the elements of its weight; those of attention, which multiplies activations with
-    each other, belong to no weight and are left out.
+    each other, belong to no weight and are left out. Of layers that do not depend on the batch, a share of its size counts.
     """
     trace = analysis.trace
     parameters, macs = np.zeros(analysis.count, np.int64), np.zeros(analysis.count)

@@ -111,7 +111,7 @@ def _of_one_example(model: nn.Module, analysis: Analysis, example_inputs: Any, t
     if abs(sum(shares) - total) < 0.5:
         return shares
     found = operations(model, first_example(example_inputs))
-    return [float(macs) for macs in found] if len(found) == len(shares) else shares
+    return [float(macs) for macs in found] if len(found) == len(shares) and abs(sum(found) - total) < 0.5 else shares
 
 
 class Shrinking:

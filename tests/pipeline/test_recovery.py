@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from svdcompress.errors import TrainingError
+from svdcompress.evaluation._magnitude import _steady as magnitude_steady
 from svdcompress.evaluation._magnitude import recovery as magnitude_recovery
 from svdcompress.pipeline import estimate, open_run, run
 from svdcompress.pipeline._recovery import for_recovery, steady
@@ -193,6 +194,9 @@ def test_kept_statistics_that_end_in_a_loss_that_is_not_finite_give_way_to_those
     assert "So recovery began again with those of batches (--set recover.norms=batch does at once)" in line
     assert [(norms, file) for norms, _, file in asked] == [("auto", "recover.pt"), ("batch", "recover-batch.pt")]
     assert all(steady.optimizer == "adam" and steady.epochs == 2 for _, steady, _ in asked)
+    opened = open_run(tmp_path / "auto", trust_code=True)
+    control = magnitude_steady(opened, opened.recovery.model_copy(update={"keep": "last", "epochs": 7}))
+    assert control == opened.steady.model_copy(update={"keep": "last", "epochs": 7}) and control.optimizer == "adam"
     ran(tmp_path / "batch", "recover.norms=batch")
     one, other = (open_run(tmp_path / name, trust_code=True).model.state_dict() for name in ("auto", "batch"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -207,19 +207,30 @@ def test_embeddings_are_a_layer_of_their_own() -> None:
 class Gated(nn.Module):
     """Channels to which what a gate leaves of them is added."""
 
-    def __init__(self) -> None:
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
+        self.add = add
         self.first, self.squeeze, self.excite = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(4, 8)
         self.inner, self.last = nn.Linear(8, 9), nn.Linear(9, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).relu()
-        x = x + x * self.excite(self.squeeze(x).relu()).sigmoid()
+        x = self.add(x, self.excite(self.squeeze(x).relu()).sigmoid())
         return self.last(self.inner(x).relu())
 
 
-def test_a_gate_is_no_second_layer_and_a_setting_that_changes_nothing_is_told() -> None:
-    model, x = noisy(Gated()), torch.randn(3, 6)
+GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda x, gate: x + x * gate,
+    "addcmul": lambda x, gate: torch.addcmul(x, x, gate),
+    "addcdiv": lambda x, gate: torch.addcdiv(x, x, 1 + gate),
+    "lerp": lambda x, gate: torch.lerp(x, 2 * x, gate),
+    "lerp from nothing": lambda x, gate: torch.lerp(torch.zeros(8), x, gate),
+}
+
+
+@pytest.mark.parametrize("how", GATES)
+def test_a_gate_is_no_second_layer_and_a_setting_that_changes_nothing_is_told(how: str) -> None:
+    model, x = noisy(Gated(GATES[how])), torch.randn(3, 6)
     assert not Ranking(model, x, everything(model)).residual
     with pytest.warns(UserWarning, match="within_blocks changes nothing: the model has no residual channels that could go"):
         masks = ranked(model, x, everything(model), goal={"macs": 0.5}, within_blocks=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -58,10 +59,10 @@ def note_pieces(trace: Trace, pieces: Tensor, width: int) -> None:
 
 
 def other_units(trace: Trace, parts: list[Tensor | None]) -> bool:
-    """Whether tensors that are added up have different units so far: those of a gate, or of halves that are turned against each
-    other, are the same."""
-    found = [frozenset(trace.units.resolve(small(labels)).unique().tolist()) for labels in parts if labels is not None]
-    return len(set(found)) > 1
+    """Whether two of the tensors that are added up each have units that the other one lacks, so far: a gated tensor has those
+    of the plain one, and halves that are turned against each other have the same."""
+    found = {frozenset(trace.units.resolve(small(labels)).unique().tolist()) for labels in parts if labels is not None}
+    return any(one - other and other - one for one, other in combinations(found, 2))
 
 
 def along_others(trace: Trace, labels: Tensor | None, dims: list[int]) -> bool:

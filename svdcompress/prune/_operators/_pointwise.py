@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from svdcompress.prune._operators._common import combine, mixed_taint, other_units
 from svdcompress.prune._operators._registry import operator
@@ -31,8 +32,8 @@ UNTAGGED = {
 }
 """Operators that torch does not tag as pointwise in all its versions."""
 
-SUMS = ("add", "sub", "lerp", "addcmul", "addcdiv")
-"""Operators that add up some of their operands."""
+SUMS = {"add": 1, "sub": 1, "lerp": 1, "addcmul": 2, "addcdiv": 2}
+"""Operators that add something to their first operand, and how many operands make it up."""
 
 
 @operator(*UNTAGGED, tag=torch.Tag.pointwise)
@@ -43,9 +44,16 @@ def pointwise(trace: Trace, name: str, args: tuple, kwargs: dict, out: Any) -> N
     pairs = [(tensor, trace.of(tensor)) for tensor in operands]
     # a copy overwrites what was there before
     taint = pairs[1][1].taint.expand(shape) if name == "copy" else mixed_taint(name, pairs, args, shape)
-    adds = name in SUMS and other_units(trace, [one.labels for _, one in pairs])
+    adds = name in SUMS and _adds(trace, args[: 1 + SUMS[name]])
     shadow = combine(trace, [shadow for _, shadow in pairs], shape, taint)
     if adds and shadow.labels is not None:
         trace.sums.append(small(shadow.labels))
     for result in tensors_in(out):
         trace.put(result, shadow)
+
+
+def _adds(trace: Trace, operands: tuple) -> bool:
+    """Whether the first operand and the others, together, have units of their own."""
+    first, *others = (trace.of(operand).labels if isinstance(operand, Tensor) else None for operand in operands)
+    rest = [small(labels).reshape(-1) for labels in others if labels is not None]
+    return bool(rest) and other_units(trace, [first, torch.cat(rest)])
