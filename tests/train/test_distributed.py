@@ -15,7 +15,7 @@ from svdcompress import LinearWarmup, convert
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
 from svdcompress.likelihoods import make_loss
-from svdcompress.train import broadcast_weights, find_place, fit
+from svdcompress.train import broadcast_weights, find_place, fit, leave
 
 log_sigma2, batch, out = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 place = find_place("cpu")
@@ -31,6 +31,7 @@ result = fit(model, InMemory(x, (x[:, 0] > 0).long()), make_loss(LossSection()),
 broadcast_weights(model)
 torch.save({"weights": torch.cat([p.detach().flatten() for p in model.parameters()]), "world": place.world,
             "loss": [row["loss"] for row in result.history], "drawn": drawn}, f"{out}.{place.rank}")
+leave()
 """
 
 
@@ -41,7 +42,7 @@ from svdcompress import LinearWarmup, convert
 from svdcompress.recipe import LossSection, Training
 from svdcompress.sources import InMemory
 from svdcompress.likelihoods import make_loss
-from svdcompress.train import broadcast_weights, find_place, fit
+from svdcompress.train import broadcast_weights, find_place, fit, leave
 
 class Spare(nn.Module):
     def __init__(self):
@@ -76,6 +77,7 @@ work("accumulated", made(False), accumulate=2)
 work("warm", made(True), LinearWarmup(1, 2, 0.01), lr_log_sigma2=1e-9)  # at first nothing reaches the spare layer, then the KL
 work("recovered", made(True), noise=False)
 torch.save(found, f"{out}.{place.rank}")
+leave()
 """
 
 
