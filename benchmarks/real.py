@@ -41,7 +41,7 @@ import torch
 from controls import change
 from mnist import machine, read, write
 from real_peers import PEERS, Way, macs, nothing, peers_of, train, unpickled
-from real_table import table
+from real_table import asked, table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
 
@@ -66,11 +66,6 @@ class Case:
     weights: str | None  # None: trained by the run
     goal: str  # as --goal takes it, or max-drop=POINTS
     anchor: str
-
-    def asks(self) -> list[str]:
-        """The options of `svdc sparsify` that say what is asked for."""
-        measure, _, size = self.goal.partition("=")
-        return ["--max-drop", size] if measure == "max-drop" else ["--goal", self.goal]
 
 
 CASES = {
@@ -112,7 +107,7 @@ def dense_training(recipe: Recipe) -> dict[str, Any]:
 def arguments(name: str, options: argparse.Namespace) -> list[str]:
     """The arguments of `svdc sparsify` for a case."""
     case = CASES[name]
-    found = [str(HERE / "models" / f"{case.recipe}.yaml"), *case.asks()]
+    found = [str(HERE / "models" / f"{case.recipe}.yaml"), *asked(case.goal).split()]
     if case.weights is not None:
         found += ["--weights", str(next(options.resnet.glob(case.weights)))]
     elif (trained := trained_before(name, options)) is not None:
@@ -226,11 +221,11 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     small, missed = figures(opened.model.to(device), opened)
     small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero", "latency_ms")}  # of the means alone
     way = way_of(CASES[name].goal, sum(row["stage"] != "dense" for row in results["history"]), small)
-    trials = sum(trial.get("continues") is None for trial in results["search"]["trials"])
+    search = results["search"]
+    trials = sum(trial.get("continues") is None for trial in search["trials"])
     known["nets"] = nets
     if layers := opened.recovery.distill.layers:  # ours alone: which of the teacher's layers those of peers match is unknown
         small["layers"] = layers
-    search = results["search"]
     nets["ours"] = {**small, "seconds": search["seconds"], "trials": trials, "reached": search["reached"]}
     if search["max_drop"] is not None:
         taken = next(trial for trial in search["trials"] if trial["number"] == search["chosen"])
@@ -250,7 +245,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         "training": trained_by(recipe.train) | {"distill": recipe.train.distill.weight},
         "recovery": trained_by(opened.recovery),
         "batch": opened.recovery.batch_size,
-        "levels": len(results["search"]["path"]),
+        "levels": len(search["path"]),
         "images": len(opened.data.train),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

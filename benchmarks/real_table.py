@@ -25,8 +25,8 @@ def _stepped(by: dict[str, Any]) -> str:
     return f"{by['optimizer']} at {by['lr']:g}{decay}"
 
 
-def _asked(goal: str) -> str:
-    """The option of the command."""
+def asked(goal: str) -> str:
+    """The option of `svdc sparsify` for what is asked for: a goal, or max-drop=POINTS."""
     return f"--{goal.replace('=', ' ')}" if goal.startswith("max-drop") else f"--goal {goal}"
 
 
@@ -67,7 +67,7 @@ def table(results: dict[str, Any]) -> str:
     for name, one in results.items():
         made, base = one["setting"], one["nets"]["dense start"]
         facts = [
-            f"`{_asked(one['goal'])}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
+            f"`{asked(one['goal'])}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
             *([_within(one["nets"]["ours"])] if "budget" in one["nets"]["ours"] else []),
             *([f"{made['images']:,} training images"] if "images" in made else []),

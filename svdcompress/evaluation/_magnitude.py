@@ -12,7 +12,7 @@ from svdcompress.errors import ModelError
 from svdcompress.evaluation._cache import is_kept, kept
 from svdcompress.evaluation._members import dense_fit
 from svdcompress.pipeline import OpenRun
-from svdcompress.recipe import RecoverSection, Training
+from svdcompress.recipe import RecoverSection
 from svdcompress.train import Bars
 
 NAME = "magnitude"
@@ -62,17 +62,12 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
         if settings.epochs:
             teacher = copy.deepcopy(opened.dense) if settings.distill.wanted else None
             more: dict[str, Any] = {"teacher": teacher, "distill": settings.distill}
-            more |= {"on_epoch": thin_out} if stage == "train" else {"steady": _steady(opened, settings)}
+            more |= {"on_epoch": thin_out} if stage == "train" else {"steady": opened.steady}
             dense_fit(opened, model, settings, stage, recipe.seed, device, bars, **more)
         smallest(layers, keep)
     for layer in layers:
         prune.remove(layer, "weight")
     return model
-
-
-def _steady(opened: OpenRun, settings: Training) -> Training | None:
-    found = opened.steady
-    return None if found is None else found.model_copy(update={"epochs": settings.epochs, "keep": settings.keep})
 
 
 def recovery(opened: OpenRun) -> RecoverSection:

@@ -127,7 +127,7 @@ def recover_stage(
             student=bare(small.model),
             outputs_kept=small.pruning.get("outputs_kept"),
             total=sum(prod(shape) for shape in variational.shapes.values()),
-            steady=context.steady and context.steady.model_copy(update={"epochs": settings.epochs, "norms": settings.norms}),
+            steady=context.steady,
             state=state,
             **more,
         )
@@ -139,8 +139,8 @@ def recover_stage(
             raise
         _restore(context, small, file)
         context.warn(
-            f"{str(error).partition(': the first')[0]}, with the running statistics of batch normalizations, which were kept "
-            "(recover.norms=auto). So recovery began again with those of batches (--set recover.norms=batch does at once)"
+            f"{stage}: the loss was not finite {error.where}, with the running statistics of batch normalizations, which were "
+            "kept (recover.norms=auto). So recovery began again with those of batches (--set recover.norms=batch does at once)"
         )
         fit = fit_with(recover.model_copy(update={"norms": "batch"}), state.with_name(f"{state.stem}-batch.pt"), quiet=True)
     after = on_validation(context, dense.trainer.data, small.model, errors_alone=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,14 +23,21 @@ def operation(func: Any, args: tuple, kwargs: dict, out: Any) -> int | None:
 
 def operations(model: nn.Module, inputs: Any) -> list[int]:
     """Multiply-accumulates of each counted operator of a pass in `eval()`, in the order in which a tracer sees them."""
+    with in_eval(model), torch.no_grad(), plain_attention(), _Counting() as counting:
+        call(model, inputs)
+    return counting.found
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Within it, attention is made of matrix products: fused kernels show no units and count nothing."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with in_eval(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counting() as counting:
-            call(model, inputs)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return counting.found
 
 
 class _Counting(TorchDispatchMode):

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from svdcompress.batch import call, first_tensor, map_tensors
 from svdcompress.layers import kept_channels
+from svdcompress.prune._operations import plain_attention
 from svdcompress.prune._operators import follow
 from svdcompress.prune._paddings import hold_others, note_returned
 from svdcompress.prune._shadow import Shadow, flat, small, varying
@@ -68,17 +68,12 @@ class Tracer(TorchDispatchMode):
         ]
         self._take_inputs(inputs, remove_inputs)
         self.trace.batch = (*first_tensor(inputs).shape, 1)[0] or 1
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with self._hooks(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-                with self:
-                    output = call(self.trace.model, inputs)
-                for tensor in tensors_in(output):
-                    self.trace.pin(tensor, "output of the model")
-                hold_others(self.trace)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+        with plain_attention(), self._hooks(), torch.no_grad():
+            with self:
+                output = call(self.trace.model, inputs)
+            for tensor in tensors_in(output):
+                self.trace.pin(tensor, "output of the model")
+            hold_others(self.trace)
         return output
 
     def _take_inputs(self, inputs: Any, remove_inputs: bool) -> None:

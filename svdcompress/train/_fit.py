@@ -94,9 +94,9 @@ def fit(
     last_epoch: train up to this epoch of the `settings.epochs` over which learning rates and beta are scheduled (None: all of
         them). A later call with the same `state` and a later last epoch continues bit for bit as one long fit would; it may
         have another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
-    steady: settings in place of `settings` if running statistics of normalization layers stay (`norms`), where SGD at a rate
-        for batch statistics would end in a loss that is not finite. A fit that is resumed keeps those
-        that it began with.
+    steady: settings in place of `settings`, but for `epochs` and `keep`, if running statistics of normalization layers stay
+        (`norms`), where SGD at a rate for batch statistics could end in a loss that is not finite. A fit that is resumed keeps
+        those that it began with.
     stop: called after each step; if it returns True, the fit raises Interrupted, and the last saved epoch is kept.
     on_note: called as `on_note(line, settled)` with what the user should know before a trained network is trained further, and
         whether the fit has dealt with it already; None: checks that would only report are skipped.

@@ -41,17 +41,19 @@ class Loop:
         if work.teacher is not None:
             work.teacher.ready(work.device, work.compiled)
         self._file = work.file
-        saved = self._file.load()  # a fit that goes on has its settings already
-        self._steady = steadies(work) if saved is None else saved.get("steady")
-        if self._steady and work.steady is not None:
-            work = replace(work, settings=work.steady.model_copy(update={"norms": "keep"}))
+        saved = self._file.load()
+        self._norms = keeps_norms(work) if saved is None else None
+        self._steady = steadies(work, *self._norms) if self._norms is not None else (saved or {}).get("steady")
+        if self._steady and work.steady is not None:  # as when the fit began, if this one goes on
+            same = {"norms": "keep", "epochs": work.settings.epochs, "keep": work.settings.keep}
+            work = replace(work, settings=work.steady.model_copy(update=same))
         self._work = work
         self._steps = Steps(work)
         self._standing = Standing(work.total, keeps_norms=work.settings.norms == "keep")
         if work.shrink_from < work.settings.epochs:
             self._standing.total = work.total or relevance(work.model).total
         self._look_every = LOOK_EVERY.get(work.device.type, SELDOM)
-        if not self._restored():
+        if not self._restored(saved):
             self._save()
         self._network = Network(work)  # after loading the state: DDP takes the parameters as it finds them
         self._steps.lay_out()
@@ -65,7 +67,7 @@ class Loop:
             if standing.epoch < work.last:
                 refuse_wrong(work)
             if not standing.epoch:
-                standing.keeps_norms, line = keeps_norms(work)
+                standing.keeps_norms, line = self._norms or keeps_norms(work)
                 standing.said = None if line is None else [line, standing.keeps_norms]
                 if self._steady:
                     standing.said = [self._steady, True]
@@ -80,7 +82,7 @@ class Loop:
                 )
                 if isinstance(row, Rewind):  # so that the error names the right step and layer
                     self._look_every = 1
-                    self._restored()
+                    self._restored(self._file.load())
                     continue
                 self._finish(row)
         except (SvdcError, KeyboardInterrupt):
@@ -141,9 +143,8 @@ class Loop:
         model = {"model": work.model.state_dict(), "surgery": surgery}
         return {"stage": work.stage, "steady": self._steady, **model, **self._standing.state(), **self._steps.state()}
 
-    def _restored(self) -> bool:
-        """Restore the state in the file; False if there is none. Raises CheckpointError, TrainingError."""
-        saved = self._file.load()
+    def _restored(self, saved: dict[str, Any] | None) -> bool:
+        """Restore the state of the file; False if there is none. Raises CheckpointError, TrainingError."""
         if saved is None:
             return False
         try:

@@ -16,12 +16,14 @@ class NotFinite(TrainingError):
     """A loss that is not finite.
 
     stage: the stage in which it occurred; section: the section of the recipe whose settings may be changed on resuming.
-    keeps_norms: whether batch normalizations kept their running statistics.
+    where: its step and epoch, in words. keeps_norms: whether batch normalizations kept their running statistics.
     """
 
-    def __init__(self, message: str, stage: str, section: str | None = None, keeps_norms: bool = False) -> None:
+    def __init__(
+        self, message: str, stage: str, section: str | None = None, *, where: str = "", keeps_norms: bool = False
+    ) -> None:
         super().__init__(message)
-        self.stage, self.section, self.keeps_norms = stage, section or stage, keeps_norms
+        self.stage, self.section, self.where, self.keeps_norms = stage, section or stage, where, keeps_norms
 
 
 def explain(
@@ -39,7 +41,7 @@ def explain(
     names: of the stage, and of its section of the recipe. where: its step and epoch. keeps_norms: whether batch normalizations
     kept their running statistics.
     """
-    (stage, section), (step, epoch) = names, where
+    (stage, section), at = names, f"at step {where[0]} (epoch {where[1] + 1})"
     with autocast:
         first = first_nonfinite(model, inputs)
     cause = f"the first values that are not finite are {first}" if first else "the model's output is finite, its loss is not"
@@ -48,12 +50,13 @@ def explain(
         norms = " Batch normalizations keep their running statistics here, which does not work well with large learning rates: "
         norms += f"{section}.norms=batch, in a new run, lets batches update them."
     return NotFinite(
-        f"{stage}: the loss is {value} at step {step} (epoch {epoch + 1}): {cause}. "
+        f"{stage}: the loss is {value} {at}: {cause}. "
         f"Try a smaller learning rate ({section}.lr), clipping ({section}.clip=1) or {section}.precision=no, or look at the "
         f"data. {kept}{norms}",
         stage,
         section,
-        keeps_norms,
+        where=at,
+        keeps_norms=keeps_norms,
     )
 
 

@@ -51,16 +51,15 @@ def keeps_norms(work: Work) -> tuple[bool, str | None]:
     )
 
 
-def steadies(work: Work) -> str | None:
+def steadies(work: Work, keeps: bool, line: str | None) -> str | None:
     """What to tell the user if a fit that begins takes its `steady` settings, because running statistics stay; else None.
+
+    keeps, line: what `keeps_norms` returned.
 
     A network whose normalization layers do not normalize has no protection against large steps: SGD at a rate for batch
     statistics can end in a loss that is not finite.
     """
-    if work.steady is None:
-        return None
-    keeps, line = keeps_norms(work)
-    if not keeps:
+    if work.steady is None or not keeps:
         return None
     found = line or f"{work.section}.norms: running statistics of batch normalizations are kept, as set"
     by = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
