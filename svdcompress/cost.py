@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_l
 
 Feed = np.ndarray | Mapping[str, np.ndarray]
 """Inputs for an ONNX file: an array for its first input, or arrays by input name (names that a file lacks are ignored)."""
+
+Clock = Callable[[], float]
+"""Returns seconds since some fixed time, as `time.perf_counter` does."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +204,10 @@ def latencies(
 ) -> dict[str, dict[str, float]]:
     """Median latencies of ONNX files on the CPU, in milliseconds, as {name: {"batch_1": ms, ...}}.
 
-    The files take turns, call by call, so that other load on the machine affects all of them alike. Each has one session,
-    warmed up at each batch size before the clock starts.
+    With one thread, the time is that thread's own CPU time (except on Windows): on an idle machine the same as the wall-clock
+    time, and on a busy one without the time for which other programs had the core. The files take turns, call by call, so
+    that what slows down the core itself affects all of them alike. Each has one session, warmed up at each batch size before
+    the clock starts.
 
     make_input: takes a batch size, and returns an array for the file's first input, or {input name: array}.
     threads: threads of each session within an operator.
@@ -215,7 +221,7 @@ def latencies(
     for batch in batch_sizes:
         feed = make_input(batch)
         runs = {name: _runner(paths[name], session, feed, batch) for name, session in sessions.items()}
-        for name, times in take_turns(runs, seconds).items():
+        for name, times in take_turns(runs, seconds, clock_of(threads)).items():
             result[name][f"batch_{batch}"] = statistics.median(times) * 1e3
     return result
 
@@ -252,17 +258,28 @@ def _runner(path: str | Path, session: Any, feed: Feed, batch: int) -> Callable[
     return lambda: session.run(None, arrays)
 
 
-def take_turns(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+def clock_of(threads: int) -> Clock:
+    """The clock for work that the calling thread does alone (threads: 1) or shares with others.
+
+    Alone, it is that thread's CPU time: if other programs take turns on its core, a call takes either its own time or twice as
+    long, and a median falls on one or the other by chance. Windows counts CPU time in steps of 16 ms, too coarse for this.
+    """
+    return time.thread_time if threads == 1 and sys.platform != "win32" else time.perf_counter
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], Any]], seconds: float, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Call several functions in turns for this many seconds in total (at least 10 calls of each, or 3 once they have taken
-    `PATIENCE` times as long); returns the seconds of each call."""
+    `PATIENCE` times as long); returns the seconds of each call, by `clock`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     begun = time.perf_counter()
     order = list(runs)
     while (taken := time.perf_counter() - begun) < seconds or len(times[order[0]]) < (10 if taken < PATIENCE * seconds else 3):
         for name in order:
-            start = time.perf_counter()
+            start = clock()
             runs[name]()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
         order.append(order.pop(0))  # no file always runs right after the same other one
     return times
 

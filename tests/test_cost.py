@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 
@@ -207,3 +208,31 @@ def test_a_file_whose_first_call_is_slow_is_warmed_up_once(monkeypatch, slow, ca
     session = Session()
     costs._runner("file.onnx", session, {"x": None}, 128)
     assert session.ran == calls
+
+
+class Waiting:
+    """A session that waits for 20 ms, as for a core that another program has, and computes next to nothing."""
+
+    def get_inputs(self):
+        return [SimpleNamespace(name="x")]
+
+    def run(self, names, arrays):
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the wall clock is used")
+def test_one_thread_is_timed_by_its_own_cpu_time_and_several_by_the_wall_clock(monkeypatch):
+    monkeypatch.setattr(costs, "_session", lambda path, threads: Waiting())
+    alone = latency("file.onnx", make_input, (1,), seconds=0.1)["batch_1"]
+    shared = latency("file.onnx", make_input, (1,), threads=2, seconds=0.1)["batch_1"]
+    assert 0 < alone < 5 and shared >= 20
+
+
+def test_onnxruntime_with_one_thread_computes_in_the_calling_thread_alone(tmp_path):
+    session, given = costs._session(onnx_file(tmp_path / "l.onnx", width=400_000), 1), {"input": np.ones((7, 3), np.float32)}
+    session.run(None, given)
+    whole, own = time.process_time(), time.thread_time()
+    for _ in range(60):
+        session.run(None, given)
+    own, whole = time.thread_time() - own, time.process_time() - whole
+    assert own > 0.8 * whole and own > 0.01, (own, whole)

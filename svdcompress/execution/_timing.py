@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ Measure = Callable[[Callable[[], Any], Callable[[], Any], float, torch.device], 
 
 
 def in_turns(dense: Callable[[], Any], sparse: Callable[[], Any], seconds: float, device: torch.device) -> tuple[float, float]:
-    """Median seconds per call of each. The calls take turns, so that other load on the machine affects both alike.
+    """Median seconds per call of each, by `cost.clock_of`. The calls take turns, so that other load affects both alike.
 
     device: where the work runs; on an accelerator, each call waits until it is finished there.
     """
@@ -26,7 +27,8 @@ def in_turns(dense: Callable[[], Any], sparse: Callable[[], Any], seconds: float
     for work in runs.values():
         for _ in range(WARM):
             work()
-    times = cost.take_turns(runs, seconds)
+    clock = cost.clock_of(torch.get_num_threads()) if device.type == "cpu" else time.perf_counter
+    times = cost.take_turns(runs, seconds, clock)
     return statistics.median(times["dense"]), statistics.median(times["sparse"])
 
 

@@ -221,7 +221,7 @@ def busy_machine(goal: Goal, first: float, load: Load, how: Mapping[str, Any]) -
     where = f" (unless {how['command']} measures elsewhere)" if "command" in how else ""
     return (
         f"while the dense model's latency was measured ({first:.4g} ms), other programs used {load.others or 0.0:.1f} of "
-        f"{load.cores} cores: such times are too long{where}, so for {goal.text} the model is cut further than necessary. "
+        f"{load.cores} cores: such times can be too long{where}, so for {goal.text} the model may be cut further than needed. "
         "Search on an idle machine, or ask for a factor, as in --goal latency=2x"
     )
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+import time
 
 import pytest
 import torch
@@ -94,6 +96,13 @@ def test_a_median_is_made_of_several_calls():
     calls = []
     assert _median(lambda: calls.append(None), torch.device("cpu"), 0.0) < 100
     assert len(calls) == 2 + 5  # warm-up, then measured calls
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the wall clock is used")
+def test_models_are_timed_like_files(monkeypatch):
+    for threads, counts in ((1, False), (2, True)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert (_median(lambda: time.sleep(0.01), torch.device("cpu"), 0.0) >= 10) == counts
 
 
 @pytest.mark.slow

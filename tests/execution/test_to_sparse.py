@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
+import time
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -174,3 +176,15 @@ def test_the_clock_measures_both_in_turns():
     assert slow_time > fast_time > 0
     assert "".join(order[: 2 * WARM]) == WARM * "s" + WARM * "f"
     assert min(order.count("f"), order.count("s")) >= WARM + 10 and order.count("f") == order.count("s")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the wall clock is used")
+def test_on_one_thread_time_that_other_programs_have_does_not_count(monkeypatch):
+    from svdcompress.execution._timing import in_turns
+
+    def waits():
+        time.sleep(0.01)
+
+    for threads, counts in ((1, False), (2, True)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert (in_turns(waits, waits, 0.02, torch.device("cpu"))[0] >= 0.01) == counts
