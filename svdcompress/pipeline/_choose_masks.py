@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Cooled
 from svdcompress.pipeline._figures import macs_of, there
 from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
+from svdcompress.pipeline._listening import Listening
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._reconstruct import Reconstructor
 from svdcompress.pipeline._some import some
@@ -114,7 +116,7 @@ def chosen(
     each = macs_of(to_size.model, to_size.opened.inputs) if torch.device(device).type == "cpu" else 0
 
     def judged(way: Way, examples: Any) -> Option:
-        to_size.context.check("while choosing what to remove")
+        examples = Listening(examples, partial(to_size.context.check, "while choosing what to remove"))
         small = to_size.small if each * len(examples) > LONG else None
         with there(device, to_size.model):  # only here: pruning and export, for sizes, have their inputs on the CPU
             return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from svdcompress.calibrate import draws_of, fit_knob, nll_rows
 from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._listening import listening
 from svdcompress.search import Losses
 from svdcompress.train import losses
 
@@ -36,8 +38,9 @@ def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_al
 
 
 def on_validation(context: Context, data: Any, model: nn.Module, *, errors_alone: bool = False) -> Losses:
-    """What a model gets wrong on the validation data, on the run's device; the model is back on the CPU afterwards."""
-    device = context.place.device
+    """What a model gets wrong on the validation data, on the run's device; the model is back on the CPU afterwards. Raises
+    Interrupted between two batches if the run is asked to stop."""
+    device, data = context.place.device, listening(data, partial(context.check, "while judging a model"))
     with there(device, model):
         return judged(model, data.validation, data, device, errors_alone=errors_alone)
 

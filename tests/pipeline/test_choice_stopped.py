@@ -1,13 +1,16 @@
-"""The choice of what to remove, which takes minutes for a large model, can be stopped midway."""
+"""The choice of what to remove, and the judging of a model, take minutes for a large one, and can be stopped midway."""
 
 from unittest.mock import Mock
 
 import pytest
+import torch
 from test_ways import data_of, half_useful, ways_of
 
 from svdcompress.errors import Interrupted
 from svdcompress.pipeline._choose_masks import chosen
+from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import Measure
+from svdcompress.sources import Data
 
 
 def test_between_two_ways_that_are_judged() -> None:
@@ -15,6 +18,23 @@ def test_between_two_ways_that_are_judged() -> None:
     (to_size := ways_of(model, x, "nonzero", 40)).context.check = Mock(side_effect=[None, Interrupted()])  # type: ignore
     with pytest.raises(Interrupted):
         chosen(to_size, data, "auto", "cpu")
+
+
+def test_between_two_batches_of_a_way() -> None:
+    data, x, _ = data_of(model := half_useful(), 12, 3000)
+    to_size = ways_of(model, x, "nonzero", 40)
+    seen: list[int] = []
+    to_size.model.register_forward_hook(lambda layer, given, output: seen.append(len(output)))
+
+    def check(where: str) -> None:
+        if seen and seen[0] < 0:
+            raise Interrupted
+        seen[:] = [-1]  # the first batch comes next
+
+    to_size.context.check = check  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        chosen(to_size, data, "auto", "cpu")
+    assert len(seen) == 2 and 0 < seen[1] < 3000
 
 
 def test_ahead_of_each_size_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +51,14 @@ def test_ahead_of_each_size_that_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Interrupted):
         to_size.usual()
     assert len(measured) == 2
+
+
+def test_while_a_model_is_judged() -> None:
+    found, _, _ = data_of(model := half_useful(), 12, 3000)
+    data, batches = Data(found.train, found.train, found.train, "classification", 3), []
+    model.register_forward_hook(lambda layer, given, output: batches.append(len(output)))
+    context = Mock(check=Mock(side_effect=[None, Interrupted()]))
+    context.place.device = torch.device("cpu")
+    with pytest.raises(Interrupted):
+        on_validation(context, data, model)
+    assert len(batches) == 1 and batches[0] < 3000
