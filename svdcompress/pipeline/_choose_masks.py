@@ -116,7 +116,9 @@ def chosen(
     each = macs_of(to_size.model, to_size.opened.inputs) if torch.device(device).type == "cpu" else 0
 
     def judged(way: Way, examples: Any) -> Option:
-        examples = Listening(examples, partial(to_size.context.check, "while choosing what to remove"))
+        check = partial(to_size.context.check, "while choosing what to remove")
+        check()  # pruning or reconstruction comes first
+        examples = Listening(examples, check)
         small = to_size.small if each * len(examples) > LONG else None
         with there(device, to_size.model):  # only here: pruning and export, for sizes, have their inputs on the CPU
             return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
