@@ -1,6 +1,6 @@
 """Whether other programs on the machine change how many times faster a small file counts: by wall-clock time, and by CPU time.
 
-    python benchmarks/busy_latency.py RUN [RUN ...] [--busy 0 2 4] [--times 8] [--seconds 1]
+    python benchmarks/busy_latency.py RUN [RUN ...] [--busy 0 2] [--times 5] [--seconds 1]
 
 RUN: the folder of a finished run, whose dense.onnx and model.onnx are measured as `cost.latencies` does it: one thread, in
 turns, for --seconds (at least 10 calls of each, or 3 of slow files). Each call is timed by both clocks at once. The ratio of
@@ -99,7 +99,7 @@ def table(results: dict[str, Any]) -> str:
         "by the ratio of two medians: the median of the measurements, the least and the largest one. ms: of the dense file.",
         "",
         f"{results['machine']['cpu']}, {results['machine']['cores']} cores; onnxruntime {results['onnxruntime']}, one thread; "
-        f"{results['times']} measurements each.",
+        f"{results['times']} measurements each. Busy processes: loops in Python.",
         "",
         "| run | batch | busy processes | " + " | ".join(f"{clock} | ms" for clock in CLOCKS) + " |",
         "|---|---|---|" + "---|---|" * len(CLOCKS),
@@ -118,8 +118,8 @@ def main() -> None:
     """Measure the runs in order; write after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2, 4])
-    parser.add_argument("--times", type=int, default=8)
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
     path = HERE / "results" / "busy_latency.json"

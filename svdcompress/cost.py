@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,9 @@ def latency(
     return latencies({"file": path}, make_input, batch_sizes, threads=threads, seconds=seconds)["file"]
 
 
+FINE = 1e-4
+"""The longest steps, in seconds, in which the system may count CPU time if it is to be used."""
+
 PATIENCE = 20.0
 """Once calls have taken this many times the intended time, three of each are enough instead of ten (a BERT, a batch of
 128)."""
@@ -204,7 +208,7 @@ def latencies(
 ) -> dict[str, dict[str, float]]:
     """Median latencies of ONNX files on the CPU, in milliseconds, as {name: {"batch_1": ms, ...}}.
 
-    With one thread, the time is that thread's own CPU time (except on Windows): on an idle machine the same as the wall-clock
+    With one thread, on Linux, the time is that thread's own CPU time: on an idle machine the same as the wall-clock
     time, and on a busy one without the time for which other programs had the core. The files take turns, call by call, so
     that what slows down the core itself affects all of them alike. Each has one session, warmed up at each batch size before
     the clock starts.
@@ -261,10 +265,20 @@ def _runner(path: str | Path, session: Any, feed: Feed, batch: int) -> Callable[
 def clock_of(threads: int) -> Clock:
     """The clock for work that the calling thread does alone (threads: 1) or shares with others.
 
-    Alone, it is that thread's CPU time: if other programs take turns on its core, a call takes either its own time or twice as
-    long, and a median falls on one or the other by chance. Windows counts CPU time in steps of 16 ms, too coarse for this.
+    Alone, on Linux, it is that thread's CPU time: if other programs take turns on its core, a call takes either its own time or
+    twice as long, and a median falls on one or the other by chance. Elsewhere, and where CPU time is counted in coarse steps
+    (Windows, some sandboxes), it is the wall-clock time; on macOS, libraries may use threads of their own.
     """
-    return time.thread_time if threads == 1 and sys.platform != "win32" else time.perf_counter
+    return time.thread_time if threads == 1 and sys.platform == "linux" and _fine() else time.perf_counter
+
+
+@cache
+def _fine() -> bool:
+    """Whether the thread's CPU time is counted in steps of at most `FINE` seconds."""
+    before, end = time.thread_time(), time.perf_counter() + 1
+    while (after := time.thread_time()) == before and time.perf_counter() < end:
+        pass
+    return 0 < after - before <= FINE
 
 
 def take_turns(

@@ -55,7 +55,7 @@ def bench(
     The ONNX files run in onnxruntime on the CPU. In PyTorch, on --device: the dense model, the mean of the pruned one, and the
     pruned one with --samples draws and their uncertainties; with sparse (CSR) products where a layer is faster with them.
 
-    Medians: with one thread of its CPU time, which other programs hardly change, else (and on Windows) of wall-clock time.
+    Times are medians: on Linux with one thread of CPU time, which other programs change little, else of wall-clock time.
     """
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")
