@@ -1,6 +1,6 @@
 """The choice of what to remove, and the judging of a model, take minutes for a large one, and can be stopped midway."""
 
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -66,3 +66,12 @@ def test_while_a_model_is_judged() -> None:
     with pytest.raises(Interrupted):
         on_validation(context, data, model)
     assert len(batches) == 1 and batches[0] < 3000
+
+
+def test_ahead_of_a_way_that_is_reconstructed() -> None:
+    data, x, _ = data_of(model := half_useful(), 12)
+    to_size, reconstructor = ways_of(model, x, "nonzero", 40), MagicMock()
+    to_size.context.check = Mock(side_effect=Interrupted())  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        chosen(to_size, data, "auto", "cpu", reconstructor=reconstructor)
+    assert not reconstructor.trying.called
