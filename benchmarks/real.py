@@ -41,7 +41,7 @@ import torch
 from controls import change
 from mnist import machine, read, write
 from real_peers import PEERS, Way, macs, nothing, peers_of, train, unpickled
-from real_table import asked, table
+from real_table import asked, kept_of, table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
 
@@ -226,11 +226,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known["nets"] = nets
     if layers := opened.recovery.distill.layers:  # ours alone: which of the teacher's layers those of peers match is unknown
         small["layers"] = layers
-    nets["ours"] = {**small, "seconds": search["seconds"], "trials": trials, "reached": search["reached"]}
-    if search["max_drop"] is not None:
-        taken = next(trial for trial in search["trials"] if trial["number"] == search["chosen"])
-        nets["ours"]["budget"] = {key: search[key] for key in ("max_drop", "confidence", "met")}
-        nets["ours"]["budget"] |= {key: taken[key] for key in ("drop", "upper")}
+    nets["ours"] = {**small, "seconds": search["seconds"], "trials": trials, "reached": search["reached"]} | kept_of(search)
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
     nets["dense start"] = start | changes(start_missed, missed) | {"latency_ms": results["dense"]["latency_ms"]}
     known |= {"anchor": CASES[name].anchor, "goal": CASES[name].goal, "epochs": way.epochs, "machine": machine()}

@@ -40,6 +40,7 @@ from real_nets_figures import beside, noise_figures, pitch_figures, yield_figure
 from real_nets_start import dense_weights, epochs_of_start
 from real_nets_table import table
 from real_peers import PEERS, Way, peers_of, train
+from real_table import asked, kept_of
 from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
 from torch import nn
@@ -58,7 +59,7 @@ PITCH = ["crepe", "crepe-rank-one"]
 
 REACTIONS = [f"suzuki-{split}" for split in range(3)] + [f"buchwald-Test{number}" for number in range(1, 5)]
 REACTIONS += [f"buchwald-Test1{SQUARED}"]
-DENOISE = ["denoise-macs2x", "denoise-macs4x"]
+DENOISE = ["denoise-macs2x", "denoise-macs4x", "denoise-drop3"]
 NAMES = [*REACTIONS[:1], *PITCH, *DENOISE, *REACTIONS[3:], *REACTIONS[1:3]]
 """All cases, the most informative first."""
 
@@ -86,20 +87,23 @@ def cases(options: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str
                 options.crepe / "full.pth",
                 [f"speech={options.speech}", f"cache={options.runs / 'crepe.safetensors'}"],
             )
-            found[name] = [str(HERE / "models" / "crepe.yaml"), "--goal", options.goal or "latency=15ms"]
+            found[name] = [str(HERE / "models" / "crepe.yaml"), *asked(options.goal or "latency=15ms").split()]
             if "latency" in found[name][-1]:
                 found[name] += ["--latency-command", f"{sys.executable} {HERE / 'frame.py'}"]
             found[name] += ["--set", "convert.posterior=rank-one"] if part else []
         elif name in DENOISE and options.dncnn:
             weights, data = options.dncnn / "logs" / "DnCNN-S-25" / "net.pth", [f"folder={options.dncnn / 'data'}"]
-            found[name] = [str(HERE / "models" / "denoise.yaml"), "--goal", options.goal or part.replace("macs", "macs=")]
+            found[name] = [
+                str(HERE / "models" / "denoise.yaml"),
+                *asked(options.goal or part.replace("macs", "macs=").replace("drop", "max-drop=")).split(),
+            ]
         elif name in REACTIONS and options.rxnfp and options.yields:
             weights, data = (
                 options.rxnfp / "pytorch_model.bin",
                 [f"vocabulary={options.rxnfp / 'vocab.txt'}", f"folder={options.yields}"],
             )
             data.append(f"split={part}" if kind == "suzuki" else f"sheet={part.removesuffix(SQUARED)}")
-            found[name] = [str(HERE / "models" / "reactions.yaml"), "--goal", options.goal or "latency=2x"]
+            found[name] = [str(HERE / "models" / "reactions.yaml"), *asked(options.goal or "latency=2x").split()]
             if kind == "buchwald":
                 found[name] += ["--data", str(HERE / "models" / "reactions.py:buchwald")]
                 found[name] += [] if part.endswith(SQUARED) else ["--loss", "gaussian-nll", "--set", "model.args.outputs=2"]
@@ -149,7 +153,7 @@ def compared(
         nets["ours"] = judged("ours", opened.model.to(device)) | reported(results, "sparse")
         nets["ours"]["seconds"] = sum(results["seconds"].values())
         store()
-    nets["ours"] |= reported(results, "sparse")
+    nets["ours"] |= reported(results, "sparse") | kept_of(results["search"])
     if any(isinstance(module, BernoulliDropout) for module in opened.model.modules()) and missing(WEIGHTS):
         nets[WEIGHTS] = judged(WEIGHTS, without_dropout(opened.model).to(device))
         store()
@@ -219,7 +223,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         **({} if other is None else {"dense_of": other}),
         "train": recipe.train.epochs,
         "recover": recipe.recover.epochs,
-        "goal": recipe.search.goal,
+        "goal": recipe.search.goal or f"max-drop={recipe.search.max_drop:g}",
         "trials": sum(trial.get("continues") is None for trial in opened.results["search"]["trials"]),
         "levels": len(opened.results["search"]["path"]),
         "lr": recipe.train.lr,
@@ -264,7 +268,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100, help="draws for each test input")
     parser.add_argument("--count", type=int, help="so many test examples at most")
     parser.add_argument("--label", default="", help="run and stored as NAME-LABEL, beside rows of another setting")
-    parser.add_argument("--goal", help="in place of the case's own, as in macs=2x, where rows of two machines are to compare")
+    parser.add_argument("--goal", help="in place of the case's own, as in macs=2x or max-drop=3")
     parser.add_argument("--minutes", type=float)
     parser.add_argument(
         "--dense",

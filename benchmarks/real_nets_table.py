@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import torch
-from real_table import distilled, optimizers
+from real_table import asked, distilled, optimizers, within
 
 from svdcompress.uncertainty import paired_means
 
@@ -65,9 +65,12 @@ def table(results: dict[str, Any]) -> str:
         columns = [key for key in COLUMNS if any(key in net for net in nets.values())]
         lines += [f"## {name}", "", f"Beside: {one['anchor']}.", ""]
         lines += [
-            f"- `--goal {made['goal']}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
+            f"- `{asked(made['goal'])}`, {made['trials']} trial(s), {made['levels']} level(s); dense epochs {made['dense']}"
             f"{', those of ' + made['dense_of'] if 'dense_of' in made else ''}"
         ]
+        if "budget" in nets.get("ours", {}):
+            unit = " points" if name.startswith("crepe") else "% of the dense network's RMSE"
+            lines += [f"- {within(nets['ours']['budget'], made['trials'], unit, 'validation examples')}"]
         precision = made["precision"].replace("no", "float32")
         lines += [f"- {one['epochs']} epochs from there for each row but the starts; {optimizers(made)}, {precision}"]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]

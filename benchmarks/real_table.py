@@ -30,13 +30,23 @@ def asked(goal: str) -> str:
     return f"--{goal.replace('=', ' ')}" if goal.startswith("max-drop") else f"--goal {goal}"
 
 
-def _within(ours: dict[str, Any]) -> str:
-    """What a budget allowed, and what was used of it on the images that chose, in points."""
-    budget = ours["budget"]
+def kept_of(search: dict[str, Any]) -> dict[str, Any]:
+    """What a search (of report.json) was allowed to lose, and what its model loses; nothing if it had no budget."""
+    if search["max_drop"] is None:
+        return {}
+    taken = next(trial for trial in search["trials"] if trial["number"] == search["chosen"])
+    return {
+        "budget": {key: search[key] for key in ("max_drop", "confidence", "met")}
+        | {key: taken[key] for key in ("drop", "upper")}
+    }
+
+
+def within(budget: dict[str, Any], trials: int, unit: str, examples: str) -> str:
+    """One line: whether a budget was kept. unit: that of the loss, as in points; examples: those that chose."""
     kept = "kept" if budget["met"] else "not kept"
     return (
-        f"the budget of {budget['max_drop']:g} points was {kept}: {budget['drop']:.2f} on the images that choose, at most "
-        f"{budget['upper']:.2f} with {100 * budget['confidence']:g}% confidence; trials: {ours['trials']}"
+        f"the budget of {budget['max_drop']:g}{unit} was {kept}: {budget['drop']:.2f} on the {examples} that choose, at most "
+        f"{budget['upper']:.2f} with {100 * budget['confidence']:g}% confidence; trials: {trials}"
     )
 
 
@@ -69,7 +79,11 @@ def table(results: dict[str, Any]) -> str:
         facts = [
             f"`{asked(one['goal'])}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
-            *([_within(one["nets"]["ours"])] if "budget" in one["nets"]["ours"] else []),
+            *(
+                [within(ours["budget"], ours["trials"], " points", "images")]
+                if "budget" in (ours := one["nets"]["ours"])
+                else []
+            ),
             *([f"{made['images']:,} training images"] if "images" in made else []),
             *([f"dense start: {made['dense']['epochs']} epochs by {_stepped(made['dense'])}"] if "dense" in made else []),
             optimizers(made) + (f", in batches of {made['batch']}" if "batch" in made else ""),

@@ -178,7 +178,7 @@ def compare(module, tmp_path, monkeypatch):
 
         reported = {"macs": 1, "parameters": 3, "latency_ms": {}}
         results = {"history": [{"stage": "train"}], "seconds": {"train": 1.0}, "sparse": reported, "dense": reported}
-        results["files"] = {"model.safetensors": {"sha256": run}}
+        results |= {"files": {"model.safetensors": {"sha256": run}}, "search": {"max_drop": None}}
         opened = SimpleNamespace(results=results, model=net, dense=net)
         for name, stub in {"open_run": lambda *given, **more: opened, "yield_figures": judge, "train": train}.items():
             monkeypatch.setattr(real_nets, name, stub)
@@ -313,6 +313,30 @@ def test_a_budget_is_asked_for_and_told(module, tmp_path):
     assert "of 2 points was kept: 1.50 on the images that choose, at most 1.94 with 90% confidence; trials: 5" in told
     ours["budget"]["met"] = False
     assert "of 2 points was not kept: 1.50" in tables.table({"row": one})
+
+
+def test_a_budget_of_the_other_networks_is_asked_for_and_told(module, tmp_path):
+    nets, tables = module("real_nets"), module("real_nets_table")
+    options = SimpleNamespace(crepe=tmp_path, speech=tmp_path, dncnn=tmp_path, runs=tmp_path, rxnfp=None, yields=None)
+    options.dense = options.goal = None
+    given = {name: found[1:] for name, found in nets.cases(options).items()}
+    assert given["denoise-drop3"][:2] == ["--max-drop", "3"] and given["denoise-macs2x"][:2] == ["--goal", "macs=2x"]
+    assert given["crepe"][:3] == ["--goal", "latency=15ms", "--latency-command"]
+    options.goal = "max-drop=5"
+    assert nets.cases(options)["crepe"][1:4] == ["--max-drop", "5", "--weights"]
+    stored = json.loads((BENCHMARKS / "results" / "real_nets.json").read_text())
+    one = stored["denoise-macs2x"]
+    one["setting"] |= {"goal": "max-drop=3", "trials": 4}
+    trial = {"number": 2, "drop": 1.5, "upper": 2.25}
+    search = {"max_drop": 3.0, "confidence": 0.9, "met": True, "chosen": 2, "trials": [{"number": 1}, trial]}
+    one["nets"]["ours"] |= module("real_table").kept_of(search)
+    told = tables.table({"denoise-row": one})
+    assert "- `--max-drop 3`, 4 trial(s)" in told
+    assert (
+        "of 3% of the dense network's RMSE was kept: 1.50 on the validation examples that choose, at most 2.25 with 90%" in told
+    )
+    assert "of 3 points was kept" in tables.table({"crepe-row": one})
+    assert module("real_table").kept_of(search | {"max_drop": None}) == {}
 
 
 def test_peers_of_another_setting_are_not_told_beside_ours(module):

@@ -261,8 +261,3 @@ class Search(Trials):
     def _over(self) -> bool:
         """Whether the time is up; never before the first trial is done."""
         return bool(self.kept.trials) and self._late()
-
-    def _late(self) -> bool:
-        """Whether the time is up, with or without trials."""
-        limit = self.settings.max_minutes
-        return limit is not None and self.kept.seconds > 60 * limit

@@ -27,11 +27,12 @@ from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._reconstruct import Reconstructor
+from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search_cost import cuts_of, left_for, objective_of, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
-from svdcompress.pipeline._smaller import Small, prune_stage, recover_stage
+from svdcompress.pipeline._smaller import Small, prune_stage
 from svdcompress.pipeline._unit_ways import FOLLOWS
 from svdcompress.pipeline._way import Ways
 from svdcompress.pipeline._ways import ways_for
@@ -147,6 +148,7 @@ class Trials:
             stage=f"trial {number}",
             state=folder / "recover.pt",
             epochs=recovery_of(self.context.recipe, at_once=model.at_once),
+            again=lambda: not self._late(),
         )
         small.model.eval()
         with self._working("measuring"):
@@ -198,6 +200,7 @@ class Trials:
             stage=f"trial {number}",
             state=folder / "recover.pt",
             epochs=epochs,
+            again=lambda: False,  # the epochs of a search are limited, and there is a good model already
         )
         small.model.eval()
         checkpoint.save(bare(small.model), self._model_file(number), extra=extra)
@@ -327,8 +330,18 @@ class Trials:
 
     def _spend(self) -> None:
         self.kept.said = {kind: lines[len(self.said_before[kind]) :] for kind, lines in self.context.said().items()}
-        self.kept.seconds = self.before + time.monotonic() - self.started
+        self.kept.seconds = self._seconds
         self.kept.write()
+
+    @property
+    def _seconds(self) -> float:
+        """How long the search has taken, over all sittings."""
+        return self.before + time.monotonic() - self.started
+
+    def _late(self) -> bool:
+        """Whether the time is up, with or without trials."""
+        limit = self.settings.max_minutes
+        return limit is not None and self._seconds > 60 * limit
 
     def _working(self, what: str) -> AbstractContextManager[None]:
         """Show that work without epochs is in progress: it can take minutes with a large model."""

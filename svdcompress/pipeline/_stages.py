@@ -22,9 +22,10 @@ from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._listening import listening
 from svdcompress.pipeline._outcome import larger_file
 from svdcompress.pipeline._passed_over import passed_over
+from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import for_objective
-from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, recover_stage, tell_selection, threshold_stage
+from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, tell_selection, threshold_stage
 from svdcompress.train import wait
 
 

@@ -1,14 +1,17 @@
-"""A recovery that clearly makes a network worse is undone and reported; any other is kept."""
+"""A recovery that clearly makes a network worse is undone, repeated at a tenth of its rate, and reported; any other is kept."""
 
 import pytest
 import torch
 from test_search import searching
 
+from svdcompress.errors import Interrupted
 from svdcompress.pipeline import open_run, run
+from svdcompress.pipeline._trainer import Trainer
 from svdcompress.search import Losses, surely_worse
 
 AT_ONCE = ("search.goal='parameters=1.5x'", "search.trials=1", "search.levels=1", "train.epochs=0", "dense.epochs=8")
-WILD = ("recover.epochs=2", "recover.lr=3", "recover.noise=false", "recover.clip=null")
+MEANS = ("recover.epochs=2", "recover.noise=false", "recover.clip=null")
+WILD = (*MEANS, "recover.lr=3")
 
 
 def tensors(out):
@@ -35,11 +38,46 @@ def untrained(tiny_recipe, tmp_path_factory):
 def test_steps_that_are_too_large_are_undone_in_a_search(tiny_recipe, tmp_path, untrained):
     results = run(searching(tiny_recipe, *AT_ONCE, *WILD), tmp_path / "run")
     (line,) = worse(results)
-    assert line.startswith("trial 1: 2 epochs of recovery") and "--set recover.lr=0.3 (it was 3)" in line
+    assert line.startswith("trial 1: 2 epochs of recovery") and line.endswith("--set recover.lr=0.03")
     assert f"{untrained[1]['search']['trials'][0]['error']:.4g}% before them" in line
+    assert "and again after as many epochs at a learning rate of 0.3 instead of 3" in line
     assert results["search"]["trials"][0]["error"] == untrained[1]["search"]["trials"][0]["error"]
     assert same(tensors(tmp_path / "run"), untrained[0])
-    assert [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"] == [1, 2]  # discarded epochs stay recorded
+    rows = [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"]
+    assert rows == [1, 2, 1, 2]  # discarded epochs stay recorded
+    assert results["search"]["epochs"]["search"] == 4
+
+
+def test_a_tenth_of_the_rate_does_what_it_would_have_done_at_once(tiny_recipe, tmp_path, monkeypatch):
+    recipe = searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.3")
+    results = run(recipe, tmp_path / "twice")
+    (line,) = worse(results)
+    assert "so it was restored, and recovered at a learning rate of 0.03 instead of 0.3 (" in line
+    assert line.endswith("--set recover.lr=0.03 does so at once")
+    once = run(searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.03"), tmp_path / "once")
+    assert not worse(once) and same(tensors(tmp_path / "twice"), tensors(tmp_path / "once"))
+    assert f"({once['search']['trials'][0]['error']:.4g}%)" in line
+
+    def stopped(self, model, stage, settings, **more):
+        if settings.lr < 0.1 and stage != "dense":
+            raise Interrupted("stopped")
+        return fit(self, model, stage, settings, **more)
+
+    fit = Trainer.fit
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", stopped)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "stopped")
+    again = run(recipe, tmp_path / "stopped", resume=True)
+    assert worse(again) == [line] and same(tensors(tmp_path / "stopped"), tensors(tmp_path / "once"))
+
+
+def test_when_the_time_is_up_there_is_no_second_attempt(tiny_recipe, tmp_path, untrained):
+    results = run(searching(tiny_recipe, *AT_ONCE, *WILD, "search.max_minutes=0.0001"), tmp_path / "run")
+    (line,) = worse(results)
+    assert line.endswith("so it was restored. Steps this large destroy more than they recover: --set recover.lr=0.3 (it was 3)")
+    assert same(tensors(tmp_path / "run"), untrained[0])
+    assert len([row for row in results["history"] if row["stage"] == "trial 1"]) == 2
 
 
 def test_a_recovery_that_helps_is_kept(tiny_recipe, tmp_path, untrained):
