@@ -272,6 +272,11 @@ def clock_of(threads: int) -> Clock:
     return time.thread_time if threads == 1 and sys.platform == "linux" and _fine() else time.perf_counter
 
 
+def clock_name(threads: int) -> str:
+    """What `clock_of` measures here, in words: "CPU time" or "wall-clock time"."""
+    return "CPU time" if clock_of(threads) is time.thread_time else "wall-clock time"
+
+
 @cache
 def _fine() -> bool:
     """Whether the thread's CPU time is counted in steps of at most `FINE` seconds."""

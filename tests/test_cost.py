@@ -246,5 +246,6 @@ def test_a_clock_with_coarse_steps_is_not_used(monkeypatch):
         monkeypatch.setattr(costs.time, "thread_time", lambda step=step: steps() // step * step)
         costs._fine.cache_clear()
         assert costs.clock_of(1) is (clock or costs.time.thread_time)
-    assert costs.clock_of(2) is time.perf_counter
+        assert costs.clock_name(1) == ("CPU time" if clock is None else "wall-clock time")
+    assert costs.clock_of(2) is time.perf_counter and costs.clock_name(2) == "wall-clock time"
     costs._fine.cache_clear()

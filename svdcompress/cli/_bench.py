@@ -91,7 +91,7 @@ def _measured(
     }
     if len(found) == 2:
         found["compression"] = cost.compression(found["dense"], found["sparse"])
-    found["threads"] = threads
+    found |= {"threads": threads, "clock": cost.clock_name(threads)}
     latency, entries = _in_torch(opened, make_input, inputs, batch, place, samples, threads, seconds)
     found["torch"] = {"device": _device_name(place), "samples": samples, "latency_ms": latency, "sparse_execution": entries}
     return found

@@ -17,7 +17,7 @@ from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._late import Late
-from svdcompress.pipeline._measure import BATCHES
+from svdcompress.pipeline._measure import BATCHES, THREADS
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code
 from svdcompress.pipeline._passes import Passes
@@ -116,11 +116,11 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             paths |= files.small.measured if files.small else {}
             make_input = _figures.feed(opened.data, paths["dense"])
             own = recipe.search.latency_batch  # the batch size that the search was for is reported, too
-            times = cost.latencies(paths, make_input, sorted({*BATCHES, own or BATCHES[0]}))
+            times = cost.latencies(paths, make_input, sorted({*BATCHES, own or BATCHES[0]}), threads=THREADS)
             results.dense.latency_ms, results.sparse.latency_ms = times["dense"], times["sparse"]
             if files.small:
                 files.small.latencies(times, context.note)
-            results.threads = 1
+            results.threads, results.clock = THREADS, cost.clock_name(THREADS)
             results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
         results.warnings.extend(hardly_faster(results))

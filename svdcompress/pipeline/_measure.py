@@ -54,13 +54,14 @@ class Measure:
         return BATCHES if batch is None else (batch,)
 
     def how(self) -> dict[str, Any]:
-        """How latency is measured: {command}, or {batches, threads, machine, onnxruntime}; {} for other measures."""
+        """How latency is measured: {command}, or {batches, threads, clock, machine, onnxruntime}; {} for other measures."""
         if self.name != "latency":
             return {}
         if self.recipe.search.latency_command is not None:
             return {"command": self.recipe.search.latency_command}
         version = metadata.version("onnxruntime")
-        return {"batches": list(self.batches), "threads": THREADS, "machine": machine(), "onnxruntime": version}
+        where = {"machine": machine(), "onnxruntime": version}
+        return {"batches": list(self.batches), "threads": THREADS, "clock": cost.clock_name(THREADS), **where}
 
     def of(self, **models: nn.Module) -> dict[str, dict[str, float]]:
         """The costs of models, by key: parameters, nonzero, macs; also bytes if files are written, and latency if that is

@@ -72,6 +72,7 @@ class RunResults:
     doubts: list[dict[str, Any]] | None = None
     compression: dict[str, Any] | None = None
     threads: int | None = None
+    clock: str | None = None
     warnings: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     verified: dict[str, Any] | None = None

@@ -227,6 +227,8 @@ def busy_machine(goal: Goal, first: float, load: Load, how: Mapping[str, Any]) -
 
 
 def _plain(value: Any) -> str:
+    if value is None:  # an earlier version did not record it
+        return "not recorded"
     return " and ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

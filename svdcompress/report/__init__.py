@@ -12,8 +12,9 @@ and these keys are known as well, all optional:
 
     format: the version of this layout (1; missing in files of version 0.1.0). files: {name: {sha256, bytes}} of the folder's
         files, except the report's own. verified: the checks that the run made of its files at its end
-    name, description, created, seed, device, versions, seconds: {stage: s}, threads (used to measure latency),
-        torch_threads (PyTorch's, from the first training on), warnings: [text]
+    name, description, created, seed, device, versions, seconds: {stage: s}, threads (used to measure latency), clock (which
+        latencies are measured by, "CPU time" or "wall-clock time"), torch_threads (PyTorch's, from the first training on),
+        warnings: [text]
     notes: [text], what the run did without being asked; failed: {figure that could not be computed: why}
     threshold: the limit on log alpha that was used
     layers: [{name, type, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs (remaining units),
@@ -29,8 +30,8 @@ and these keys are known as well, all optional:
     pruning: {groups: [{name, removed, kept, kept_unrounded, reason}], inputs_kept, inputs_gathered, max_error, seconds,
         round_to, rounded, rounding: {rounded, unrounded: {kept, parameters, latency_ms}}, parameters_after,
         parameters_unrounded, notes}
-    search: {objective, goal, max_drop, max_error, confidence, measured: {batches, threads, machine, onnxruntime} or {command}
-        (of a latency), dense: {error, costs}, least, validation_examples, path: [{level, beta, error, nll, nonzero}],
+    search: {objective, goal, max_drop, max_error, confidence, measured: {batches, threads, clock, machine, onnxruntime} or
+        {command} (of a latency), dense: {error, costs}, least, validation_examples, path: [{level, beta, error, nll, nonzero}],
         trials: [as `svdcompress.search.Trial`], chosen, met, reached, epochs: {search, one_run}, seconds, notes}
     filters: {layer: {before, after}}: nested lists of shape (filters, inputs[, height, width])
     pictures: [{title, file, dark, caption}]: PNG, SVG or JPEG files in the run's folder (dark: one for the dark page, if any)

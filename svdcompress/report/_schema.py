@@ -214,6 +214,7 @@ class MeasuredWith(_Part):
 
     batches: list[Count] | None = None
     threads: Count | None = None
+    clock: str | None = None
     machine: str | None = None
     onnxruntime: str | None = None
     command: str | None = None
@@ -336,6 +337,7 @@ class Results(_Part):
     device: str | None = None
     processes: Count | None = None
     threads: Count | None = None
+    clock: str | None = None
     torch_threads: Count | None = None
     versions: dict[str, str | None] | None = None
     seconds: dict[str, float] | None = None

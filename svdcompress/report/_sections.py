@@ -258,8 +258,9 @@ def latency(results: Mapping[str, Any], folder: Path | None) -> str:
     sparse = (results.get("sparse") or {}).get("latency_ms") or {}
     if not set(dense) & set(sparse):
         return ""
-    threads = results.get("threads")
-    caption = "Medians in onnxruntime on the CPU" + (f", {threads} thread{'s' * (threads != 1)}" if threads else "") + "."
+    threads, clock = results.get("threads"), results.get("clock")
+    caption = f"Medians{f' of {clock}' if clock else ''} in onnxruntime on the CPU"
+    caption += f", {threads} thread{'s' * (threads != 1)}." if threads else "."
     label = "Latency of the dense and the sparse file by batch size"
     return html.figures([html.figure(_plots.latency_bars(dense, sparse), "", caption, label)], "two")
 

@@ -184,7 +184,8 @@ def _measured(how: Mapping[str, Any]) -> str:
     batches, threads = how["batches"], how["threads"]
     each = f"batch {batches[0]}" if len(batches) == 1 else f"the geometric mean of batch {' and '.join(map(str, batches))}"
     machine = escape(str(how.get("machine")))
-    return f" Latencies are for {each}, in onnxruntime with {threads} thread{'s' * (threads != 1)} on {machine}."
+    clock = f" by {how['clock']}" if how.get("clock") else ""
+    return f" Latencies are for {each}{clock}, in onnxruntime with {threads} thread{'s' * (threads != 1)} on {machine}."
 
 
 def _trained(epochs: Mapping[str, Any] | None) -> str:

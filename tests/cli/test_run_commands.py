@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from svdcompress import cost
 from svdcompress.cli import app
 from svdcompress.cli._bench import _median
 from svdcompress.export import read_metadata
@@ -67,6 +68,7 @@ def test_bench_measures_onnxruntime_and_pytorch(tiny_run):
     assert list(latency) == ["dense", "sparse", "sampled"] and all(0 < times["batch_2"] < 1e4 for times in latency.values())
     text = svdc(*run).stdout
     assert "onnxruntime on the CPU, 1 thread" in text and "PyTorch on cpu, 1 thread" in text and "sparse, 3 samples" in text
+    assert found["threads"] == 1 and found["clock"] == cost.clock_name(1)
     # Layers this small have no sparse products, and the output says so.
     assert [one["used"] for one in found["torch"]["sparse_execution"]["batch_2"]] == [False, False]
     assert "batch 2: no layer is sparse: " in text and "not timed" in text and "CSR" not in text

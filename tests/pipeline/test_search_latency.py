@@ -8,7 +8,7 @@ from svdcompress import cost
 from svdcompress.errors import RecipeError
 from svdcompress.pipeline import _measure, _search, run
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._search_words import told_how
+from svdcompress.pipeline._search_words import other_machine, told_how
 from svdcompress.recipe import dump_recipe, load_recipe, parse_recipe, parse_yaml
 
 QUICK = ["uncertainty.samples=0", "report.html=true", "export.monte_carlo=false", "train.epochs=2", "recover.epochs=1"]
@@ -82,8 +82,17 @@ def test_the_dense_latency_is_measured_once_and_others_beside_it(tiny_recipe, tm
     assert "machine another (it was one)" in line and "factors such as 2x hold" in line
     # the conditions of the measurement are reported
     assert found["measured"]["batches"] == [8] and found["measured"]["threads"] == 1
+    assert found["measured"]["clock"] == results["clock"] == cost.clock_name(1)
     assert set(results["dense"]["latency_ms"]) == {"batch_1", "batch_8", "batch_128"}
-    assert "Latencies are for batch 8, in onnxruntime with 1 thread on another" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert f"Latencies are for batch 8 by {results['clock']}, in onnxruntime with 1 thread on another" in page
+    assert f"Medians of {results['clock']} in onnxruntime on the CPU, 1 thread." in page
+
+
+def test_a_clock_that_an_earlier_version_did_not_record():
+    now = {"batches": [1], "threads": 1, "clock": "CPU time"}
+    line = other_machine({"batches": [1], "threads": 1}, now, 2.5)
+    assert "here clock CPU time (it was not recorded)" in line and "still took 2.5" in line
 
 
 def test_what_a_latency_was_measured_with_in_words():
