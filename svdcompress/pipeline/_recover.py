@@ -44,13 +44,17 @@ def recover_stage(
     """Train the small model further, in place, with its masks frozen; returns None if the recipe has no epochs for it.
 
     If it surely has more validation errors afterwards, the steps were too large for the little that was lost: it is restored
-    and recovers once more at SLOWER times the learning rate; if that is worse too, it stays as it was. Warnings say so. If it
-    kept running statistics by `norms: auto` and its loss is not finite, it begins again with those of batches.
+    and recovers once more at SLOWER times the learning rate; if that is worse too, it stays as it was. Warnings say so. It also
+    recovers once more if its loss is not finite: with the statistics of batches if it kept running ones by `norms: auto`, else
+    at SLOWER times the learning rate.
 
     file: the file of the small model as it is now. ended: the final beta of training (None: the recipe's); with auto,
     recovery has RECOVERY times that. stage, state: the name that determines noise and order, and the file for the training
     state, as in `Trainer.fit`. epochs: in place of the recipe's. again: asked before a second attempt, whether there is to be
     one.
+
+    Raises NotFinite if the loss is not finite in the second attempt either, or is so because of the inputs, or if there are
+    several processes.
     """
     recover = context.recipe.recover
     if epochs is not None:
@@ -97,41 +101,45 @@ def recover_stage(
             return fit_with(batch, steady, state.with_name(f"{state.stem}-batch.pt"), quiet=True)
 
     before = losses()
-    first = fitted(recover, context.steady, state)
-    after = losses()
-    if not surely_worse(before, after):
-        return first
-    _restore(context, small, file)
     what, unit = ("error", "%") if before.probabilities else ("RMSE", "")
-    worse = (
-        f"{stage}: {recover.epochs} epochs of recovery made the network worse (validation {what} {after.error:.4g}{unit}, "
-        f"{before.error:.4g}{unit} before them), so it was restored"
-    )
+    fits: list[Fit] = []
+    try:
+        fits.append(fitted(recover, context.steady, state))
+    except NotFinite as error:
+        if error.rate is None or context.place.world > 1 or not again():
+            raise
+        second, rate = True, error.rate
+        why = f"{stage}: the loss of recovery was not finite {error.where}, so the network was restored"
+    else:
+        after = losses()
+        if not surely_worse(before, after):
+            return fits[0]
+        second, rate = again(), fits[0].lr
+        told = f"validation {what} {after.error:.4g}{unit}, {before.error:.4g}{unit} before them"
+        why = f"{stage}: {recover.epochs} epochs of recovery made the network worse ({told}), so it was restored"
+    _restore(context, small, file)
     large = "Steps this large destroy more than they recover"
-    if not again():
-        context.warn(f"{worse}. {large}: --set recover.lr={SLOWER * first.lr:g} (it was {first.lr:g})")
-        first.kept_epoch = 0
-        return first
-    rate = SLOWER * first.lr
-    slower, steadier = (_at(rate, section) for section in (recover, context.steady))
-    assert slower is not None
-    second = fitted(slower, steadier, state.with_name(f"{state.stem}-slower.pt"), quiet=True)
+    if not second:
+        context.warn(f"{why}. {large}: --set recover.lr={SLOWER * rate:g} (it was {rate:g})")
+        return replace(fits[0], kept_epoch=0)
+    lower = SLOWER * rate
+    slower, steadier = recover.model_copy(update={"lr": lower}), _at(lower, context.steady)
+    fits.append(fitted(slower, steadier, state.with_name(f"{state.stem}-slower.pt"), quiet=True))
     after = losses()
-    found = f"{after.error:.4g}{unit}"
-    both = replace(second, history=[*first.history, *second.history], seconds=first.seconds + second.seconds)
+    result = replace(fits[-1], history=[row for fit in fits for row in fit.history], seconds=sum(fit.seconds for fit in fits))
+    reached = f"{after.error:.4g}{unit}"
     if surely_worse(before, after):
         _restore(context, small, file)
         context.warn(
-            f"{worse}, and again after as many epochs at a learning rate of {rate:g} instead of {first.lr:g} ({found}). "
-            f"{large}: --set recover.lr={SLOWER * rate:g}"
+            f"{why}, and again after as many epochs at a learning rate of {lower:g} instead of {rate:g} ({reached}). {large}: "
+            f"--set recover.lr={SLOWER * lower:g}"
         )
-        both.kept_epoch = 0
-    else:
-        context.warn(
-            f"{worse}, and recovered at a learning rate of {rate:g} instead of {first.lr:g} ({found}). "
-            f"--set recover.lr={rate:g} does so at once"
-        )
-    return both
+        return replace(result, kept_epoch=0)
+    context.warn(
+        f"{why}, and recovered at a learning rate of {lower:g} instead of {rate:g} ({reached}). "
+        f"--set recover.lr={lower:g} does so at once"
+    )
+    return result
 
 
 def _at(rate: float, section: RecoverSection | None) -> RecoverSection | None:

@@ -129,7 +129,8 @@ def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: b
     if rewinds:
         return Rewind()
     names, where = (work.stage, work.section), (standing.steps, standing.epoch)
-    raise explain(work.model, x, names, where, value, work.kept, work.autocast(), standing.keeps_norms)
+    more = (work.kept, work.autocast(), standing.keeps_norms, work.settings.lr)
+    raise explain(work.model, x, names, where, value, *more)
 
 
 def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

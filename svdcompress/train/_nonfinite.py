@@ -11,19 +11,30 @@ from torch import Tensor, nn
 from svdcompress.batch import call, map_tensors
 from svdcompress.errors import TrainingError
 
+INPUTS = "in the input batch"
+
 
 class NotFinite(TrainingError):
     """A loss that is not finite.
 
     stage: the stage in which it occurred; section: the section of the recipe whose settings may be changed on resuming.
-    where: its step and epoch, in words. keeps_norms: whether batch normalizations kept their running statistics.
+    where: its step and epoch, in words. keeps_norms: whether batch normalizations kept their running statistics. rate: the
+    learning rate at which the steps may have been too large; None if the inputs were not finite.
     """
 
     def __init__(
-        self, message: str, stage: str, section: str | None = None, *, where: str = "", keeps_norms: bool = False
+        self,
+        message: str,
+        stage: str,
+        section: str | None = None,
+        *,
+        where: str = "",
+        keeps_norms: bool = False,
+        rate: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.stage, self.section, self.where, self.keeps_norms = stage, section or stage, where, keeps_norms
+        self.stage, self.section, self.where = stage, section or stage, where
+        self.keeps_norms, self.rate = keeps_norms, rate
 
 
 def explain(
@@ -35,11 +46,12 @@ def explain(
     kept: str,
     autocast: AbstractContextManager[Any],
     keeps_norms: bool = False,
+    rate: float | None = None,
 ) -> NotFinite:
     """The error for a loss that is not finite; the model is run once more on the batch, as in training, to find the layer.
 
     names: of the stage, and of its section of the recipe. where: its step and epoch. keeps_norms: whether batch normalizations
-    kept their running statistics.
+    kept their running statistics. rate: the learning rate of the stage.
     """
     (stage, section), at = names, f"at step {where[0]} (epoch {where[1] + 1})"
     with autocast:
@@ -57,6 +69,7 @@ def explain(
         section,
         where=at,
         keeps_norms=keeps_norms,
+        rate=None if first == INPUTS else rate,
     )
 
 
@@ -85,7 +98,7 @@ def first_nonfinite(model: nn.Module, inputs: Any) -> str:
         return hook
 
     if not finite(inputs):
-        return "in the input batch"
+        return INPUTS
     handles = []
     for name, module in model.named_modules():
         if not list(module.children()):

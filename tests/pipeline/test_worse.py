@@ -4,10 +4,11 @@ import pytest
 import torch
 from test_search import searching
 
-from svdcompress.errors import Interrupted
+from svdcompress.errors import Interrupted, TrainingError
 from svdcompress.pipeline import open_run, run
 from svdcompress.pipeline._trainer import Trainer
 from svdcompress.search import Losses, surely_worse
+from svdcompress.train import NotFinite
 
 AT_ONCE = ("search.goal='parameters=1.5x'", "search.trials=1", "search.levels=1", "train.epochs=0", "dense.epochs=8")
 MEANS = ("recover.epochs=2", "recover.noise=false", "recover.clip=null")
@@ -70,6 +71,31 @@ def test_a_tenth_of_the_rate_does_what_it_would_have_done_at_once(tiny_recipe, t
             run(recipe, tmp_path / "stopped")
     again = run(recipe, tmp_path / "stopped", resume=True)
     assert worse(again) == [line] and same(tensors(tmp_path / "stopped"), tensors(tmp_path / "once"))
+
+
+def test_a_loss_that_is_not_finite_is_worse_too(tiny_recipe, tmp_path, monkeypatch):
+    def diverges(self, model, stage, settings, **more):
+        if stage.startswith("trial") and settings.lr > most:
+            with torch.no_grad():
+                next(iter(model.parameters())).fill_(torch.nan)
+            raise NotFinite("the loss is nan", stage, "recover", where="at step 3 (epoch 1)", rate=rate and settings.lr)
+        return fit(self, model, stage, settings, **more)
+
+    most, rate, fit = 0.02, True, Trainer.fit
+    given = (*AT_ONCE, *MEANS, "recover.lr=0.01")
+    once = run(searching(tiny_recipe, *given), tmp_path / "once")
+    monkeypatch.setattr(Trainer, "fit", diverges)
+    results = run(searching(tiny_recipe, *given, "recover.lr=0.1"), tmp_path / "run")
+    (line,) = [line for line in results["warnings"] if "not finite" in line]
+    assert line.startswith("trial 1: the loss of recovery was not finite at step 3 (epoch 1), so the network was restored, and")
+    assert f"at a learning rate of 0.01 instead of 0.1 ({once['search']['trials'][0]['error']:.4g}%)" in line
+    assert same(tensors(tmp_path / "run"), tensors(tmp_path / "once"))
+    most = 0.001
+    with pytest.raises(TrainingError, match="the loss is nan"):  # at both rates
+        run(searching(tiny_recipe, *given, "recover.lr=0.1"), tmp_path / "both")
+    most, rate = 0.02, None  # because of the inputs
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        run(searching(tiny_recipe, *given, "recover.lr=0.1"), tmp_path / "inputs")
 
 
 def test_when_the_time_is_up_there_is_no_second_attempt(tiny_recipe, tmp_path, untrained):

@@ -249,8 +249,13 @@ def test_an_overflow_of_mixed_precision_is_found_in_it():
     model = nn.Sequential(nn.Linear(2, 2, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.eye(2))
-    with pytest.raises(TrainingError, match=r"first values that are not finite are the output of layer '0'"):
-        fit(model, data, LOSS, settings(precision="bf16"), device="cpu")
+    with pytest.raises(TrainingError, match=r"first values that are not finite are the output of layer '0'") as caught:
+        fit(model, data, LOSS, settings(precision="bf16", lr=0.25), device="cpu")
+    assert caught.value.rate == 0.25  # a smaller one may help
+    data = InMemory(torch.full((32, 2), float("nan")), data.targets)
+    with pytest.raises(TrainingError, match="are in the input batch") as caught:
+        fit(model, data, LOSS, settings(lr=0.25), device="cpu")
+    assert caught.value.rate is None
 
 
 def test_without_noise_the_mean_is_trained_with_its_mask_held():
