@@ -29,8 +29,9 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline import _stages, open_run, run, versions
 from svdcompress.pipeline._choose_masks import EXAMPLES, option
 from svdcompress.pipeline._cool import begin
+from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search import Search
-from svdcompress.pipeline._smaller import prune_stage, recover_stage
+from svdcompress.pipeline._smaller import prune_stage
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._ways import ways_for
 from svdcompress.recipe import Recipe, load_recipe
@@ -87,10 +88,12 @@ class Every(Search):
         made = []
         for way in found:
             with tempfile.TemporaryDirectory() as folder:
-                small = prune_stage(self.context, self.opened, model, way.masks, Path(folder) / "pruned.safetensors")
+                file = Path(folder) / "pruned.safetensors"
+                small = prune_stage(self.context, self.opened, model, way.masks, file)
                 state = Path(folder) / "recover.pt"
                 ended = self.path.beta(pressure)
-                recover_stage(self.context, self.dense, self.variational, small, ended=ended, stage="trial 1", state=state)
+                given = self.context, self.dense, self.variational, small, file
+                recover_stage(*given, ended=ended, stage="trial 1", state=state)
                 made.append((self.measure.of_small(small.model.eval(), self.dense.model), small.model))
             assert abs(made[-1][0][self.measure.name] - way.size) <= 0.02 * way.size, (way.name, way.size, made[-1][0])
         rows = [

@@ -70,7 +70,7 @@ def table(results: dict[str, Any]) -> str:
         ]
         if "budget" in nets.get("ours", {}):
             unit = " points" if name.startswith("crepe") else "% of the dense network's RMSE"
-            lines += [f"- {within(nets['ours']['budget'], made['trials'], unit, 'validation examples')}"]
+            lines += [f"- {within(nets['ours']['budget'], unit, 'validation examples')}"]
         precision = made["precision"].replace("no", "float32")
         lines += [f"- {one['epochs']} epochs from there for each row but the starts; {optimizers(made)}, {precision}"]
         lines += [f"- data {json.dumps(made['data'])}: {json.dumps(made['examples'])}; seed {made['seed']}"]

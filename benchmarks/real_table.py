@@ -26,7 +26,7 @@ def _stepped(by: dict[str, Any]) -> str:
 
 
 def asked(goal: str) -> str:
-    """The option of `svdc sparsify` for what is asked for: a goal, or max-drop=POINTS."""
+    """The option of `svdc sparsify` for what is asked for: a goal, or max-drop=POINTS (of an RMSE, percent)."""
     return f"--{goal.replace('=', ' ')}" if goal.startswith("max-drop") else f"--goal {goal}"
 
 
@@ -41,12 +41,12 @@ def kept_of(search: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def within(budget: dict[str, Any], trials: int, unit: str, examples: str) -> str:
+def within(budget: dict[str, Any], unit: str, examples: str) -> str:
     """One line: whether a budget was kept. unit: that of the loss, as in points; examples: those that chose."""
     kept = "kept" if budget["met"] else "not kept"
     return (
         f"the budget of {budget['max_drop']:g}{unit} was {kept}: {budget['drop']:.2f} on the {examples} that choose, at most "
-        f"{budget['upper']:.2f} with {100 * budget['confidence']:g}% confidence; trials: {trials}"
+        f"{budget['upper']:.2f} with {100 * budget['confidence']:g}% confidence"
     )
 
 
@@ -80,7 +80,7 @@ def table(results: dict[str, Any]) -> str:
             f"`{asked(one['goal'])}`; {one['epochs']} epochs for each row (train.epochs {made['train']}, recover.epochs "
             f"{made['recover']}, {made['levels']} levels)",
             *(
-                [within(ours["budget"], ours["trials"], " points", "images")]
+                [f"{within(ours['budget'], ' points', 'images')}; trials: {ours['trials']}"]
                 if "budget" in (ours := one["nets"]["ours"])
                 else []
             ),

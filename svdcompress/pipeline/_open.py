@@ -19,7 +19,7 @@ from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageError, explained, shortened
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
-from svdcompress.pipeline._recovery import for_recovery, steady
+from svdcompress.pipeline._recovery import for_recovery, slowed, steady
 from svdcompress.pipeline._same_data import changed
 from svdcompress.pipeline._select import whole
 from svdcompress.recipe import LossSection, Recipe, RecoverSection
@@ -105,14 +105,16 @@ class OpenRun:
 
     @property
     def recovery(self) -> RecoverSection:
-        """The section `recover` as the run used it, with `optimizer: auto` resolved for batch statistics. Where the run kept
-        running statistics, SGD gave way to `steady`; its notes say so."""
-        return for_recovery(self.recipe, self.dense)[0].recover
+        """The section `recover` as the run used it, with `optimizer: auto` resolved for batch statistics and the learning rate
+        of a second attempt, if there was one. Where the run kept running statistics, SGD gave way to `steady`; its notes say
+        so."""
+        return slowed(for_recovery(self.recipe, self.dense)[0].recover, self.results.get("recover_lr"))
 
     @property
     def steady(self) -> RecoverSection | None:
         """What replaces `recovery` in a fit that keeps running statistics; None: nothing does."""
-        return steady(self.recipe, for_recovery(self.recipe, self.dense)[0])
+        found = steady(self.recipe, for_recovery(self.recipe, self.dense)[0])
+        return None if found is None else slowed(found, self.results.get("recover_lr"))
 
     @property
     def loss(self) -> LossSection:

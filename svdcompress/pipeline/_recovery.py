@@ -53,6 +53,11 @@ def steady(asked: Recipe, resolved: Recipe) -> RecoverSection | None:
     return asked.recover.model_copy(update={"optimizer": "adam", "lr": rate, "distill": section.distill})
 
 
+def slowed(section: RecoverSection, rate: float | None) -> RecoverSection:
+    """The section with a learning rate of at most `rate` (None: its own)."""
+    return section if rate is None else section.model_copy(update={"lr": min(section.lr, rate)})
+
+
 def _filled(section: Any, plain: Any, settings: dict[str, Any], prefix: str) -> tuple[Any, list[str]]:
     """The section with `settings` in place of its defaults, and the names of fields that the user has set to something else."""
     found, kept = {}, []

@@ -73,6 +73,7 @@ class RunResults:
     compression: dict[str, Any] | None = None
     threads: int | None = None
     clock: str | None = None
+    recover_lr: float | None = None
     warnings: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     verified: dict[str, Any] | None = None

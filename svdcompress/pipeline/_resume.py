@@ -71,6 +71,8 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
         unfinished = unfinished or (searching and section in ("train", "recover"))
         if not any(done[first:]):
             stale |= {file for file, epochs in zip(files[first:], done[first:], strict=True) if epochs is not None}
+            if first <= FIRST["recover"]:  # what a recovery that began again left beside its state
+                stale |= set((folder / STATE).glob("recover-*"))
         elif not (name in UNDERWAY and unfinished):
             refused.append(field)
     if refused:

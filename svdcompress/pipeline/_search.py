@@ -249,6 +249,7 @@ class Search(Trials):
         model = self._cooled(self._ask(best.root, best.pressure, target))
         selection = masks_for(context, self.opened, self.dense, model, self.measure, target, stored["selection"])
         numbers = dict.fromkeys((best.root, best.number))
+        context.results.recover_lr = best.recover_lr
         context.history += [*self.path.history, *(row for number in numbers for row in self.kept.epochs[number])]
         return Found(replace(self.variational, model=model.model), selection, small)
 

@@ -100,4 +100,5 @@ def trained(path: int, trials: Iterable[list[dict[str, Any]]], *, shared: bool) 
     """Epochs that a search has trained. path: those of its levels; trials: the rows of each trial. shared: whether trials
     with equal pressure share a posterior, which was cooled once."""
     rows = [(row["stage"], row["epoch"]) for trial in trials for row in trial]
-    return path + (len(set(rows)) if shared else len(rows))
+    cooled = [row for row in rows if row[0].startswith("pressure")]
+    return path + len(rows) - (len(cooled) - len(set(cooled)) if shared else 0)

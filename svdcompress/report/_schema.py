@@ -200,6 +200,7 @@ class Tried(_Part):
     mixture: Mixture | None = None
     reconstruction: Reconstructed | None = None
     continues: Count | None = None
+    recover_lr: float | None = None
 
 
 class DenseCost(_Part):
@@ -338,6 +339,7 @@ class Results(_Part):
     processes: Count | None = None
     threads: Count | None = None
     clock: str | None = None
+    recover_lr: float | None = None
     torch_threads: Count | None = None
     versions: dict[str, str | None] | None = None
     seconds: dict[str, float] | None = None

@@ -23,6 +23,7 @@ class Trial:
     the budget allows (1e9 without one). seconds: how long it took. mixture: the choice among several ways to the size, as
     `record` gives it; None where there was nothing to choose. reconstruction: the `to_dict` of what `reconstruct` did before
     the pruning; None where it did nothing. continues: the number of the trial whose small model this one recovered further.
+    recover_lr: the learning rate of a second attempt to recover; None if the first was kept.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Trial:
     mixture: dict[str, Any] | None = None
     reconstruction: dict[str, Any] | None = None
     continues: int | None = None
+    recover_lr: float | None = None
 
     @property
     def root(self) -> int:

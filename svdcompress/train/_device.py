@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from svdcompress.errors import TrainingError, UsageError
 from svdcompress.layers import fast_bfloat16
+
+Value = TypeVar("Value")
 
 DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
 
@@ -151,7 +153,7 @@ def wait() -> None:
         wait_for_everyone()
 
 
-def broadcast(value: str) -> str:
+def broadcast(value: Value) -> Value:
     """The first process's value, in all processes of a launch."""
     if not _launched():
         return value

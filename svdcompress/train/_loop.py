@@ -57,6 +57,9 @@ class Loop:
             self._save()
         self._network = Network(work)  # after loading the state: DDP takes the parameters as it finds them
         self._steps.lay_out()
+        self._rate = work.settings.lr
+        if saved is not None and self._standing.epoch >= work.last:  # the run may have been resumed with another rate
+            self._rate = float(saved.get("rate", self._rate))
 
     def run(self) -> Fit:
         """Train up to the last epoch; the model then has the weights of the last epoch, or of the best."""
@@ -98,7 +101,7 @@ class Loop:
         if standing.best.weights is not None:
             work.model.load_state_dict(standing.best.weights)
             kept = standing.best.epoch
-        return Fit(standing.history, kept, time.monotonic() - self._started, work.settings.lr)
+        return Fit(standing.history, kept, time.monotonic() - self._started, self._rate)
 
     def _finish(self, row: Row) -> None:
         """Finish an epoch: its figures, shrinking, saving."""
@@ -141,7 +144,8 @@ class Loop:
         work = self._work
         surgery = getattr(work.model, "surgery", None) or {}
         model = {"model": work.model.state_dict(), "surgery": surgery}
-        return {"stage": work.stage, "steady": self._steady, **model, **self._standing.state(), **self._steps.state()}
+        how = {"stage": work.stage, "steady": self._steady, "rate": work.settings.lr}
+        return {**how, **model, **self._standing.state(), **self._steps.state()}
 
     def _restored(self, saved: dict[str, Any] | None) -> bool:
         """Restore the state of the file; False if there is none. Raises CheckpointError, TrainingError."""

@@ -19,12 +19,16 @@ Row = dict[str, Any]
 
 @dataclass
 class Fit:
-    """The result of a fit: a dict per epoch, which epoch's weights the model now has, and the learning rate that it had."""
+    """The result of a fit: a dict per epoch, which epoch's weights the model now has, and the learning rate that it had.
+
+    slower: whether it is a second attempt, at a lower rate, as recovery makes them.
+    """
 
     history: list[Row] = field(default_factory=list)
     kept_epoch: int = 0
     seconds: float = 0.0
     lr: float = 0.0
+    slower: bool = False
 
 
 @dataclass

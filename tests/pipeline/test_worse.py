@@ -1,11 +1,14 @@
 """A recovery that clearly makes a network worse is undone, repeated at a tenth of its rate, and reported; any other is kept."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_search import searching
 
 from svdcompress.errors import Interrupted, TrainingError
-from svdcompress.pipeline import open_run, run
+from svdcompress.pipeline import _recover, open_run, run
+from svdcompress.pipeline._search_cost import trained
 from svdcompress.pipeline._trainer import Trainer
 from svdcompress.search import Losses, surely_worse
 from svdcompress.train import NotFinite
@@ -38,10 +41,11 @@ def untrained(tiny_recipe, tmp_path_factory):
 
 def test_steps_that_are_too_large_are_undone_in_a_search(tiny_recipe, tmp_path, untrained):
     results = run(searching(tiny_recipe, *AT_ONCE, *WILD), tmp_path / "run")
-    (line,) = worse(results)
-    assert line.startswith("trial 1: 2 epochs of recovery") and line.endswith("--set recover.lr=0.03")
-    assert f"{untrained[1]['search']['trials'][0]['error']:.4g}% before them" in line
-    assert "and again after as many epochs at a learning rate of 0.3 instead of 3" in line
+    first, second = worse(results)
+    assert first.startswith("trial 1: 2 epochs of recovery made the network worse") and "so it was restored. Rec" in first
+    assert f"{untrained[1]['search']['trials'][0]['error']:.4g}% before)" in first
+    assert first.endswith("at a learning rate of 0.3 (it was 3); --set recover.lr=0.3 does so at once")
+    assert "the second attempt made the network worse, too" in second and second.endswith("--set recover.lr=0.03")
     assert results["search"]["trials"][0]["error"] == untrained[1]["search"]["trials"][0]["error"]
     assert same(tensors(tmp_path / "run"), untrained[0])
     rows = [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"]
@@ -49,53 +53,131 @@ def test_steps_that_are_too_large_are_undone_in_a_search(tiny_recipe, tmp_path, 
     assert results["search"]["epochs"]["search"] == 4
 
 
-def test_a_tenth_of_the_rate_does_what_it_would_have_done_at_once(tiny_recipe, tmp_path, monkeypatch):
-    recipe = searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.3")
-    results = run(recipe, tmp_path / "twice")
-    (line,) = worse(results)
-    assert "so it was restored, and recovered at a learning rate of 0.03 instead of 0.3 (" in line
-    assert line.endswith("--set recover.lr=0.03 does so at once")
-    once = run(searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.03"), tmp_path / "once")
-    assert not worse(once) and same(tensors(tmp_path / "twice"), tensors(tmp_path / "once"))
-    assert f"({once['search']['trials'][0]['error']:.4g}%)" in line
+def test_epochs_of_a_second_attempt_count_where_trials_share_their_cooling_too():
+    cooled = [{"stage": "pressure 1.000, part 1", "epoch": epoch} for epoch in (1, 2)]
+    rows = [{"stage": "trial 1", "epoch": epoch} for epoch in (1, 2, 1, 2)]
+    more = [{"stage": "trial 2", "epoch": epoch} for epoch in (1, 2)]
+    assert trained(3, [cooled + rows, cooled + more], shared=True) == 3 + 2 + 4 + 2
+    assert trained(3, [cooled + rows, cooled + more], shared=False) == 3 + 4 + 4 + 2
+
+
+def stopping(monkeypatch, attempts, steps=0):
+    """Stops a run in its recovery of this number, after so many steps of it."""
+    fit, seen = Trainer.fit, []
 
     def stopped(self, model, stage, settings, **more):
-        if settings.lr < 0.1 and stage != "dense":
-            raise Interrupted("stopped")
+        if stage not in ("dense", "train"):
+            seen.append(settings.lr)
+            if len(seen) == attempts:
+                asked = iter([False] * steps)
+                self = replace(self, context=replace(self.context, stop=lambda: next(asked, True)))
         return fit(self, model, stage, settings, **more)
 
-    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", stopped)
+    monkeypatch.setattr("svdcompress.train._state.SHARE_OF_TIME", 1e9)  # save after each epoch
+    return seen
+
+
+@pytest.mark.parametrize("steps", [0, 12])
+def test_a_tenth_of_the_rate_does_what_it_would_have_done_at_once(tiny_recipe, tmp_path, monkeypatch, steps):
+    recipe = searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.3", "recover.batch_size=32")
+    results = run(recipe, tmp_path / "twice")
+    (line,) = worse(results)
+    assert line.endswith("Recovery begins again at a learning rate of 0.03 (it was 0.3); --set recover.lr=0.03 does so at once")
+    once = searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.03", "recover.batch_size=32")
+    alone = run(once, tmp_path / "once")
+    assert not worse(alone) and same(tensors(tmp_path / "twice"), tensors(tmp_path / "once"))
+    assert (results["recover_lr"], results["search"]["trials"][0]["recover_lr"]) == (0.03, 0.03)
+    assert open_run(tmp_path / "twice").recovery.lr == 0.03 and open_run(tmp_path / "once").recovery.lr == 0.03
+    assert not alone.get("recover_lr")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", stopped)
+        seen = stopping(patch, 2, steps)
         with pytest.raises(Interrupted):
             run(recipe, tmp_path / "stopped")
+        assert seen == [0.3, 0.03]
     again = run(recipe, tmp_path / "stopped", resume=True)
     assert worse(again) == [line] and same(tensors(tmp_path / "stopped"), tensors(tmp_path / "once"))
+    assert [row["lr"] for row in again["history"]] == [row["lr"] for row in results["history"]]
 
 
-def test_a_loss_that_is_not_finite_is_worse_too(tiny_recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize("search", [True, False])
+def test_a_run_that_is_resumed_with_another_rate_tries_that_one(tiny_recipe, tmp_path, monkeypatch, search):
+    settings = AT_ONCE if search else ("train.epochs=3", "dense.epochs=8")
+
+    def recipe(lr):
+        made = searching(tiny_recipe, *settings, *MEANS, f"recover.lr={lr}")
+        return made if search else made.model_copy(update={"search": tiny_recipe.search})
+
+    run(recipe(0.002), tmp_path / "once")
+    with monkeypatch.context() as patch:
+        seen = stopping(patch, 2)
+        with pytest.raises(Interrupted):
+            run(recipe(3), tmp_path / "run")
+        assert seen == [3, pytest.approx(0.3)]
+    results = run(recipe(0.002), tmp_path / "run", resume=True)
+    assert same(tensors(tmp_path / "run"), tensors(tmp_path / "once"))
+    if search:  # the first attempt is not repeated
+        before, line = worse(results)
+        assert "at a learning rate of 0.3 (it was 3)" in before and "at a learning rate of 0.002 (it was 3)" in line
+    else:
+        assert not worse(results)
+
+
+def test_a_rate_of_an_attempt_that_was_done_before_a_stop_is_told_as_it_was(tiny_recipe, tmp_path, monkeypatch):
+    judged, calls = _recover.on_validation, []
+
+    def stops(context, *given, **more):
+        calls.append(1)
+        if len(calls) == 2:
+            raise Interrupted("stopped")
+        return judged(context, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_recover, "on_validation", stops)
+        with pytest.raises(Interrupted):
+            run(searching(tiny_recipe, *AT_ONCE, *WILD), tmp_path / "run")
+    results = run(searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.002"), tmp_path / "run", resume=True)
+    (line,) = worse(results)
+    assert "Recovery begins again at a learning rate of 0.002 (it was 3)" in line and results["recover_lr"] == 0.002
+
+
+def test_a_loss_that_is_not_finite_is_worse_too(tiny_recipe, tmp_path, monkeypatch, untrained):
     def diverges(self, model, stage, settings, **more):
-        if stage.startswith("trial") and settings.lr > most:
+        if stage.startswith("trial") and not low < settings.lr < high:
             with torch.no_grad():
                 next(iter(model.parameters())).fill_(torch.nan)
-            raise NotFinite("the loss is nan", stage, "recover", where="at step 3 (epoch 1)", rate=rate and settings.lr)
+            raise NotFinite("the loss is nan.", stage, "recover", where="at step 3 (epoch 1)", rate=rate and settings.lr)
         return fit(self, model, stage, settings, **more)
 
-    most, rate, fit = 0.02, True, Trainer.fit
+    low, high, rate, fit = 0.0, 0.02, True, Trainer.fit
     given = (*AT_ONCE, *MEANS, "recover.lr=0.01")
-    once = run(searching(tiny_recipe, *given), tmp_path / "once")
+    run(searching(tiny_recipe, *given), tmp_path / "once")
     monkeypatch.setattr(Trainer, "fit", diverges)
-    results = run(searching(tiny_recipe, *given, "recover.lr=0.1"), tmp_path / "run")
+    fast = searching(tiny_recipe, *given, "recover.lr=0.1")
+    results = run(fast, tmp_path / "run")
     (line,) = [line for line in results["warnings"] if "not finite" in line]
-    assert line.startswith("trial 1: the loss of recovery was not finite at step 3 (epoch 1), so the network was restored, and")
-    assert f"at a learning rate of 0.01 instead of 0.1 ({once['search']['trials'][0]['error']:.4g}%)" in line
+    assert line.startswith(
+        "trial 1: the loss of recovery was not finite at step 3 (epoch 1), so the network was restored. Recovery begins again"
+    )
+    assert line.endswith("at a learning rate of 0.01 (it was 0.1); --set recover.lr=0.01 does so at once")
     assert same(tensors(tmp_path / "run"), tensors(tmp_path / "once"))
-    most = 0.001
-    with pytest.raises(TrainingError, match="the loss is nan"):  # at both rates
-        run(searching(tiny_recipe, *given, "recover.lr=0.1"), tmp_path / "both")
-    most, rate = 0.02, None  # because of the inputs
+    late = run(searching(tiny_recipe, *given, "recover.lr=0.1", "search.max_minutes=0.0001"), tmp_path / "late")
+    (line,) = [line for line in late["warnings"] if "not finite" in line]
+    assert "so the network was restored. Steps this large" in line and "--set recover.lr=0.01 (it was 0.1)" in line
+    assert same(tensors(tmp_path / "late"), untrained[0])
+    high = 0.001
+    with pytest.raises(
+        TrainingError, match=r"the loss is nan. \(This was the second attempt; at 0.1, the loss of recovery was"
+    ):
+        run(fast, tmp_path / "both")
+    low, high = 0.1, 1.0  # worse at 0.3, not finite at 0.03
+    results = run(searching(tiny_recipe, *given, "recover.lr=0.3"), tmp_path / "other")
+    lines = [line for line in results["warnings"] if "trial 1: " in line and "restored" in line]
+    assert len(lines) == 2 and "the loss of the second attempt was not finite at step 3 (epoch 1), so it was" in lines[1]
+    assert same(tensors(tmp_path / "other"), untrained[0])
+    low, high, rate = 0.0, 0.02, None  # because of the inputs
     with pytest.raises(TrainingError, match="the loss is nan"):
-        run(searching(tiny_recipe, *given, "recover.lr=0.1"), tmp_path / "inputs")
+        run(fast, tmp_path / "inputs")
 
 
 def test_when_the_time_is_up_there_is_no_second_attempt(tiny_recipe, tmp_path, untrained):
@@ -117,7 +199,7 @@ def test_a_run_without_a_search_has_it_too(tiny_recipe, tmp_path):
         recipe = searching(tiny_recipe, "train.epochs=3", "dense.epochs=8", *settings)
         recipe = recipe.model_copy(update={"search": tiny_recipe.search})
         found[name] = run(recipe, tmp_path / name), tensors(tmp_path / name)
-    (line,) = worse(found["wild"][0])
+    line, _ = worse(found["wild"][0])
     assert line.startswith("recover: 2 epochs") and same(found["wild"][1], found["none"][1])
 
 
