@@ -41,7 +41,7 @@ import torch
 from controls import change
 from mnist import machine, read, write
 from real_peers import PEERS, Way, macs, nothing, peers_of, train, unpickled
-from real_table import asked, kept_of, table
+from real_table import asked, epochs_of, kept_of, table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
 
@@ -220,7 +220,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     earlier, nets = dict(known), {}
     small, missed = figures(opened.model.to(device), opened)
     small |= {key: results["sparse"][key] for key in ("macs", "parameters", "nonzero", "latency_ms")}  # of the means alone
-    way = way_of(CASES[name].goal, sum(row["stage"] != "dense" for row in results["history"]), small)
+    way = way_of(CASES[name].goal, epochs_of(results["history"]), small)
     search = results["search"]
     trials = sum(trial.get("continues") is None for trial in search["trials"])
     known["nets"] = nets

@@ -40,7 +40,7 @@ from real_nets_figures import beside, noise_figures, pitch_figures, yield_figure
 from real_nets_start import dense_weights, epochs_of_start
 from real_nets_table import table
 from real_peers import PEERS, Way, peers_of, train
-from real_table import asked, kept_of
+from real_table import asked, epochs_of, kept_of
 from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
 from torch import nn
@@ -124,7 +124,7 @@ def compared(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     judge = {"crepe": pitch_figures, "denoise": noise_figures}.get(name.partition("-")[0], yield_figures)
     results = opened.results
-    small, epochs = results["sparse"], sum(row["stage"] != "dense" for row in results["history"])
+    small, epochs = results["sparse"], epochs_of(results["history"])
     way = Way(epochs, small["macs"], small["parameters"])
     made = results["files"]["model.safetensors"]["sha256"]
     if known.get("run") != made:  # another run of this name, such as one with more epochs on another machine

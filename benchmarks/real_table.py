@@ -30,6 +30,11 @@ def asked(goal: str) -> str:
     return f"--{goal.replace('=', ' ')}" if goal.startswith("max-drop") else f"--goal {goal}"
 
 
+def epochs_of(history: list[dict[str, Any]]) -> int:
+    """The epochs that led from the dense network to ours; a recovery that was undone and repeated counts once."""
+    return len({(row["stage"], row["epoch"]) for row in history if row["stage"] != "dense"})
+
+
 def kept_of(search: dict[str, Any]) -> dict[str, Any]:
     """What a search (of report.json) was allowed to lose, and what its model loses; nothing if it had no budget."""
     if search["max_drop"] is None:

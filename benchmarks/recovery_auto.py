@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from mnist import HERE, machine, read, write
 from real import wrong
+from real_table import epochs_of
 from slices import Slice, sparsified
 from torch import Tensor
 
@@ -105,7 +106,7 @@ def main() -> None:
                     raise SystemExit(f"failed: {folder.name}")
                 opened = open_run(folder, trust_code=True)
                 missed[arm].append(wrong(opened.model, opened.data.test).double())
-                made["epochs"] = sum(row["stage"] != "dense" for row in opened.results["history"])
+                made["epochs"] = epochs_of(opened.results["history"])
                 made["threads"] = opened.results["torch_threads"]
             missed["dense"].append(wrong(opened.dense, opened.data.test).double())
         means = {arm: torch.stack(each).mean(0) for arm, each in missed.items()}

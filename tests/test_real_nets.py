@@ -177,7 +177,12 @@ def compare(module, tmp_path, monkeypatch):
             return model, 7.0
 
         reported = {"macs": 1, "parameters": 3, "latency_ms": {}}
-        results = {"history": [{"stage": "train"}], "seconds": {"train": 1.0}, "sparse": reported, "dense": reported}
+        results = {
+            "history": [{"stage": "train", "epoch": 1}],
+            "seconds": {"train": 1.0},
+            "sparse": reported,
+            "dense": reported,
+        }
         results |= {"files": {"model.safetensors": {"sha256": run}}, "search": {"max_drop": None}}
         opened = SimpleNamespace(results=results, model=net, dense=net)
         for name, stub in {"open_run": lambda *given, **more: opened, "yield_figures": judge, "train": train}.items():
@@ -337,6 +342,11 @@ def test_a_budget_of_the_other_networks_is_asked_for_and_told(module, tmp_path):
     )
     assert "of 3 points was kept" in tables.table({"crepe-row": one})
     assert module("real_table").kept_of(search | {"max_drop": None}) == {}
+
+
+def test_a_recovery_that_was_repeated_counts_once_for_the_peers(module):
+    rows = [("dense", 1), ("level 1", 1), ("trial 1", 1), ("trial 1", 2), ("trial 1", 1), ("trial 1", 2)]
+    assert module("real_table").epochs_of([{"stage": stage, "epoch": epoch} for stage, epoch in rows]) == 3
 
 
 def test_peers_of_another_setting_are_not_told_beside_ours(module):
