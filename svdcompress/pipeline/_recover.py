@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from svdcompress import checkpoint
+from svdcompress.errors import CheckpointError, explained, shortened
+from svdcompress.files import parse_json
 from svdcompress.objective import Constant
 from svdcompress.pipeline._begin import Dense, Variational
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._recovery import slowed
-from svdcompress.pipeline._search_kept import keep, known
+from svdcompress.pipeline._search_kept import keep
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small
 from svdcompress.recipe import RecoverSection
@@ -94,20 +98,21 @@ class _Recovery:
     def run(self, again: Callable[[], bool]) -> Fit:
         """One attempt, or two."""
         before = self._losses()
-        failed = known(again_file(self.state), _Failed.__annotations__)
-        first = self._first(before) if failed is None else _Failed(**failed)
+        file = again_file(self.state)
+        failed = _read(file, self.state) if file.exists() else None
+        first = failed or self._first(before)
         if isinstance(first, Fit):
             return first
         if failed is None:
             self._restore()
             if not again():
-                advice = f"--set recover.lr={SLOWER * first.rate:g} (it was {first.rate:g})"
-                self.context.warn(f"{self.stage}: {first.why}. {LARGE}: {advice}")
-                return Fit(first.history, 0, lr=first.rate)
+                lower = _lower(first.rate)
+                self.context.warn(f"{self.stage}: {first.why}. {LARGE}: --set recover.lr={lower:g} (it was {first.rate:g})")
+                return Fit(first.history, 0, lr=first.rate, lr_instead=lower)
             if self.context.place.first:
                 for old in (self.state, self._of_batches):
                     old.unlink(missing_ok=True)  # before `keep`: a stop in between must not take it for the second attempt's
-                keep(again_file(self.state), asdict(first))
+                keep(file, first.model_dump())
             wait()
         return self._second(before, first)
 
@@ -118,8 +123,7 @@ class _Recovery:
         except NotFinite as error:
             if error.rate is None or self.context.place.world > 1:
                 raise
-            used = self._of_batches if self._of_batches.exists() else self.state
-            rate, rows = error.rate, (StateFile(used).load() or {}).get("history", [])
+            rate, rows = error.rate, self._rows()
             finite, why = False, f"the loss of recovery was not finite {error.where}, so the network was restored"
         else:
             after = self._losses()
@@ -132,25 +136,30 @@ class _Recovery:
             why=why,
             finite=finite,
             rate=rate,
-            lower=settings.lr if set_later else SLOWER * rate,
+            lower=settings.lr if set_later else _lower(rate),
             asked=settings.lr,
             norms="batch" if self._of_batches.exists() else settings.norms,
             history=rows,
         )
 
     def _second(self, before: Losses, first: _Failed) -> Fit:
-        rate = first.lower if first.asked == self.settings.lr else self.settings.lr  # resumed with another one
+        rate = first.lower
+        if first.asked != self.settings.lr:  # the run was resumed with another one
+            rate, saved = self.settings.lr, StateFile(self.state).load() or {}
+            if saved.get("epoch") == self.settings.epochs:  # too late for it
+                rate = saved.get("rate", rate)
         self.context.warn(
             f"{self.stage}: {first.why}. Recovery begins again at a learning rate of {rate:g} (it was {first.rate:g}); "
             f"--set recover.lr={rate:g} does so at once"
         )
         settings = self.settings.model_copy(update={"lr": rate, "norms": first.norms})
-        if settings.lr_log_sigma2 is not None:
-            settings.lr_log_sigma2 *= rate / first.rate
-        large = f"{LARGE}: --set recover.lr={SLOWER * rate:g}"
+        if settings.lr_log_sigma2 is not None and rate == first.lower != first.asked:
+            settings.lr_log_sigma2 *= SLOWER
         try:
             fit = self._fitted(settings, self.steady and slowed(self.steady, rate), quiet=True)
         except NotFinite as error:
+            if error.rate is None or self.context.place.world > 1:
+                raise
             if not first.finite:
                 raise NotFinite(
                     f"{error} (This was the second attempt; at {first.rate:g}, {first.why}.)",
@@ -158,16 +167,17 @@ class _Recovery:
                     error.section,
                     where=error.where,
                 ) from error
-            fit, why = Fit(lr=rate), f"the loss of the second attempt was not finite {error.where}"
+            fit, why = Fit(self._rows(), lr=rate), f"the loss of the second attempt was not finite {error.where}"
         else:
             after, why = self._losses(), ""
             if self._worse(before, after):
                 why = f"the second attempt made the network worse, too ({_told(before, after)})"
         if why:
             self._restore()
-            self.context.warn(f"{self.stage}: {why}, so it was restored again. {large}")
+            self.context.warn(f"{self.stage}: {why}, so it was restored again. {LARGE}: --set recover.lr={_lower(fit.lr):g}")
             fit.kept_epoch = 0
-        return replace(fit, history=[*first.history, *fit.history], slower=True)
+        instead = _lower(fit.lr) if why else fit.lr
+        return replace(fit, history=[*first.history, *fit.history], lr_instead=instead)
 
     def _fitted(self, settings: RecoverSection, steady: RecoverSection | None, *, quiet: bool = False) -> Fit:
         try:
@@ -187,6 +197,11 @@ class _Recovery:
     def _of_batches(self) -> Path:
         """The state of a recovery that has begun again with the statistics of batches."""
         return self.state.with_name(f"{self.state.stem}-batch.pt")
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The saved epochs of an attempt that did not end."""
+        used = self._of_batches if self._of_batches.exists() else self.state
+        return (StateFile(used).load() or {}).get("history", [])
 
     def _fit(self, settings: RecoverSection, steady: RecoverSection | None, state: Path, quiet: bool) -> Fit:
         return self.dense.trainer.fit(
@@ -219,11 +234,11 @@ class _Recovery:
         bare(self.small.model).load_state_dict(bare(started).state_dict())
 
 
-@dataclass(frozen=True)
-class _Failed:
+class _Failed(BaseModel):
     """A first attempt. why: in words. finite: whether its loss was. rate: its learning rate; lower: that of the second attempt,
     unless the run is resumed with another one than `asked`. norms: how the second one begins. history: its epochs."""
 
+    model_config = ConfigDict(strict=True, extra="forbid")
     why: str
     finite: bool
     rate: float
@@ -231,6 +246,20 @@ class _Failed:
     asked: float
     norms: Literal["auto", "keep", "batch"]
     history: list[dict[str, Any]]
+
+
+def _read(file: Path, state: Path) -> _Failed:
+    try:
+        return _Failed.model_validate(parse_json(file.read_bytes()))
+    except ValueError as error:  # pydantic's are ValueErrors, too
+        reason = shortened(explained(error) if isinstance(error, ValidationError) else str(error))
+        raise CheckpointError(
+            f"{file}: damaged ({reason}); remove it and {state.stem}*.pt beside it to recover again"
+        ) from None
+
+
+def _lower(rate: float) -> float:
+    return float(f"{SLOWER * rate:.6g}")  # 0.3, not 0.30000000000000004: so that it can be asked for
 
 
 def _told(before: Losses, after: Losses) -> str:

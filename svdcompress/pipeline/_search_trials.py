@@ -176,7 +176,7 @@ class Trials:
             mixture=(selection.way or {}).get("mixture"),
             reconstruction=None if rebuilt is None else rebuilt.to_dict(),
             seconds=time.monotonic() - started,
-            recover_lr=fit.lr if fit is not None and fit.slower else None,
+            recover_lr=None if fit is None else fit.lr_instead,
         )
         self._done(trial, small, [*model.history, *(fit.history if fit is not None else [])], folder)
 
@@ -201,7 +201,7 @@ class Trials:
             stage=f"trial {number}",
             state=folder / "recover.pt",
             epochs=epochs,
-            rate=best.recover_lr,
+            rate=min(best.recover_lr or math.inf, self.context.recipe.recover.lr),
             again=lambda: False,  # the epochs of a search are limited, and there is a good model already
         )
         small.model.eval()

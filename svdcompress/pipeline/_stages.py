@@ -58,7 +58,7 @@ def run_stages(context: Context) -> dict[str, Any]:
         with context.stage("recover"):
             if (fit := recover_stage(context, dense, variational, small, file)) is not None:
                 context.history += fit.history
-                context.results.recover_lr = fit.lr if fit.slower else None
+                context.results.recover_lr = fit.lr_instead
     context.results.pruning = {name: value for name, value in small.pruning.items() if name not in ("surgery", "outputs_kept")}
     wrong = error = None
     written: dict[str, Any] = {}

@@ -14,7 +14,7 @@ and these keys are known as well, all optional:
         files, except the report's own. verified: the checks that the run made of its files at its end
     name, description, created, seed, device, versions, seconds: {stage: s}, threads (used to measure latency), clock (which
         latencies are measured by, "CPU time" or "wall-clock time"), torch_threads (PyTorch's, from the first training on),
-        recover_lr (the learning rate of recovery, if it had a second attempt), warnings: [text]
+        recover_lr (a learning rate for recovery, if the recipe's made the network worse), warnings: [text]
     notes: [text], what the run did without being asked; failed: {figure that could not be computed: why}
     threshold: the limit on log alpha that was used
     layers: [{name, type, shape_before, shape_after, sparsity, inputs_before, inputs, outputs_before, outputs (remaining units),

@@ -23,7 +23,7 @@ class Trial:
     the budget allows (1e9 without one). seconds: how long it took. mixture: the choice among several ways to the size, as
     `record` gives it; None where there was nothing to choose. reconstruction: the `to_dict` of what `reconstruct` did before
     the pruning; None where it did nothing. continues: the number of the trial whose small model this one recovered further.
-    recover_lr: the learning rate of a second attempt to recover; None if the first was kept.
+    recover_lr: the learning rate of a second attempt to recover, or a lower one if that was undone; None if the first was kept.
     """
 
     number: int

@@ -59,7 +59,7 @@ class Loop:
         self._steps.lay_out()
         self._rate = work.settings.lr
         if saved is not None and self._standing.epoch >= work.last:  # the run may have been resumed with another rate
-            self._rate = float(saved.get("rate", self._rate))
+            self._rate = saved.get("rate") or self._rate
 
     def run(self) -> Fit:
         """Train up to the last epoch; the model then has the weights of the last epoch, or of the best."""

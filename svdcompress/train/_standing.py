@@ -21,14 +21,14 @@ Row = dict[str, Any]
 class Fit:
     """The result of a fit: a dict per epoch, which epoch's weights the model now has, and the learning rate that it had.
 
-    slower: whether it is a second attempt, at a lower rate, as recovery makes them.
+    lr_instead: a lower rate that should have been used, if recovery made the network worse: that of a second attempt, or less.
     """
 
     history: list[Row] = field(default_factory=list)
     kept_epoch: int = 0
     seconds: float = 0.0
     lr: float = 0.0
-    slower: bool = False
+    lr_instead: float | None = None
 
 
 @dataclass

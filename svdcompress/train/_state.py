@@ -132,4 +132,5 @@ class _Saved(BaseModel):
     optimizer: dict[str, Any]
     scaler: dict[str, Any] | None
     history: list[dict[str, Any]]
+    rate: float | None = None
     best: _Chosen

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_search import searching
 
-from svdcompress.errors import Interrupted, TrainingError
+from svdcompress.errors import CheckpointError, Interrupted, TrainingError
 from svdcompress.pipeline import _recover, open_run, run
 from svdcompress.pipeline._search_cost import trained
 from svdcompress.pipeline._trainer import Trainer
@@ -51,6 +51,7 @@ def test_steps_that_are_too_large_are_undone_in_a_search(tiny_recipe, tmp_path, 
     rows = [row["epoch"] for row in results["history"] if row["stage"] == "trial 1"]
     assert rows == [1, 2, 1, 2]  # discarded epochs stay recorded
     assert results["search"]["epochs"]["search"] == 4
+    assert results["recover_lr"] == open_run(tmp_path / "run").recovery.lr == 0.03  # neither of those that failed
 
 
 def test_epochs_of_a_second_attempt_count_where_trials_share_their_cooling_too():
@@ -141,6 +142,55 @@ def test_a_rate_of_an_attempt_that_was_done_before_a_stop_is_told_as_it_was(tiny
     assert "Recovery begins again at a learning rate of 0.002 (it was 3)" in line and results["recover_lr"] == 0.002
 
 
+def test_a_second_attempt_that_was_done_before_a_stop_is_told_as_it_was(tiny_recipe, tmp_path, monkeypatch):
+    judged, calls = _recover.on_validation, []
+
+    def stops(context, *given, **more):
+        calls.append(1)
+        if len(calls) == 3:
+            raise Interrupted("stopped")
+        return judged(context, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_recover, "on_validation", stops)
+        with pytest.raises(Interrupted):
+            run(searching(tiny_recipe, *AT_ONCE, *WILD), tmp_path / "run")
+    results = run(searching(tiny_recipe, *AT_ONCE, *MEANS, "recover.lr=0.002"), tmp_path / "run", resume=True)
+    first, second = worse(results)
+    assert "at a learning rate of 0.3 (it was 3)" in first and second.endswith("--set recover.lr=0.03")
+
+
+def test_the_rate_of_the_variances_falls_with_the_other(tiny_recipe, tmp_path, monkeypatch):
+    def noted(self, model, stage, settings, **more):
+        if stage.startswith("trial"):
+            seen.append((settings.lr, settings.lr_log_sigma2))
+        return fit(self, model, stage, settings, **more)
+
+    fit, seen = Trainer.fit, []
+    monkeypatch.setattr(Trainer, "fit", noted)
+    monkeypatch.setattr(_recover, "surely_worse", lambda before, after: len(seen) < 2)
+    noisy = (*MEANS, "recover.noise=true", "recover.lr=0.003", "recover.lr_log_sigma2=0.02")
+    results = run(searching(tiny_recipe, *AT_ONCE, *noisy), tmp_path / "run")
+    assert seen == [(0.003, 0.02), (0.0003, pytest.approx(0.002))] and results["recover_lr"] == 0.0003
+
+
+def test_a_damaged_note_of_a_failure_says_what_to_remove(tiny_recipe, tmp_path, monkeypatch):
+    recipe = searching(tiny_recipe, *AT_ONCE, *WILD)
+    with monkeypatch.context() as patch:
+        stopping(patch, 2)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run")
+    (file,) = (tmp_path / "run").rglob("recover-again.json")
+    whole = file.read_text()
+    for content in (whole[:-9], whole.replace('"rate": 3', '"rate": "3"'), "[]"):
+        file.write_text(content)
+        with pytest.raises(CheckpointError, match=r"recover-again.json: damaged \(.*; remove it and recover\*.pt beside it"):
+            run(recipe, tmp_path / "run", resume=True)
+    for one in (file, *file.parent.glob("recover*.pt")):
+        one.unlink()
+    run(recipe, tmp_path / "run", resume=True)
+
+
 def test_a_loss_that_is_not_finite_is_worse_too(tiny_recipe, tmp_path, monkeypatch, untrained):
     def diverges(self, model, stage, settings, **more):
         if stage.startswith("trial") and not low < settings.lr < high:
@@ -186,6 +236,7 @@ def test_when_the_time_is_up_there_is_no_second_attempt(tiny_recipe, tmp_path, u
     assert line.endswith("so it was restored. Steps this large destroy more than they recover: --set recover.lr=0.3 (it was 3)")
     assert same(tensors(tmp_path / "run"), untrained[0])
     assert len([row for row in results["history"] if row["stage"] == "trial 1"]) == 2
+    assert results["recover_lr"] == 0.3
 
 
 def test_a_recovery_that_helps_is_kept(tiny_recipe, tmp_path, untrained):
