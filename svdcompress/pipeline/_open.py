@@ -108,9 +108,10 @@ class OpenRun:
         """The section `recover` as the run used it, with `optimizer: auto` resolved for batch statistics and the learning rate
         of a second attempt, if there was one. Where the run kept running statistics, SGD gave way to `steady`; its notes say
         so."""
-        found, rate = for_recovery(self.recipe, self.dense)[0].recover, self.results.get("recover_lr")
-        other = steady(self.recipe, for_recovery(self.recipe, self.dense)[0])
-        return found if rate is None or (other is not None and rate < other.lr) else slowed(found, rate)
+        resolved, rate = for_recovery(self.recipe, self.dense)[0], self.results.get("recover_lr")
+        other = steady(self.recipe, resolved)
+        of_steady = rate is not None and other is not None and rate < other.lr  # SGD's own rates are larger
+        return resolved.recover if of_steady else slowed(resolved.recover, rate)
 
     @property
     def steady(self) -> RecoverSection | None:
