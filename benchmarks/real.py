@@ -77,6 +77,7 @@ CASES = {
     "vgg16-macs5x": Case("vgg16", None, "macs=5x", "3.0x MACs at no loss"),
     "vgg16-parameters25x": Case("vgg16", None, "parameters=25x", "18x parameters at no loss"),
     "vgg16-nonzero80x": Case("vgg16", None, "nonzero=80x", "Sparse VD: 65x non-zeros"),
+    "vgg16-drop1": Case("vgg16", None, "max-drop=1", "torch-pruning, same run, as many MACs"),
 }
 
 
