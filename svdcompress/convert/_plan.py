@@ -202,6 +202,9 @@ class _Rules:
             return f"has its own {' and '.join(taken)}, which a variational layer needs for itself: {kind.__name__}"
         if known is None or variational_class(kind) is None:
             return f"not a type that is converted: {kind.__name__}"
+        weight: Any = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and not weight.is_floating_point():
+            return f"its weight is {weight.dtype}, not a real floating-point tensor"
         if "forward" in vars(module):
             return "its forward method was replaced on the instance, so a variational one would never be called"
         return ""

@@ -48,6 +48,11 @@ class Signature:
         """The examples repeated or cut to another batch size, values unchanged."""
         return [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
 
+    def moved(self, batch: int) -> list[Tensor]:
+        """As `resized`, with noise added to floating inputs, so that no two rows are alike."""
+        generator = torch.Generator().manual_seed(batch)
+        return [_moved(tensor, generator) if tensor.is_floating_point() else tensor for tensor in self.resized(batch)]
+
     def tried(self, batch: int, answer: Callable[[list[Tensor]], dict[str, Tensor]]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Inputs of a batch size that can tell models apart, and PyTorch's outputs for them.
 

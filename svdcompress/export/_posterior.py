@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from svdcompress.export._inputs import Signature
 from svdcompress.export._outputs import running
-from svdcompress.layers import VariationalLayer, shared_over_positions, weight_of
+from svdcompress.layers import StochasticLayer, VariationalLayer, shared_over_positions, weight_of
 
 SPARSE = 0.4
 """Share of relevant numbers up to which only these are drawn and put in their places: measured to be as fast as drawing all
@@ -71,12 +72,17 @@ class DrawnWhole:
 def drawn_whole(model: nn.Module, signature: Signature, batches: Sequence[int]) -> list[str]:
     """Names of the variational layers whose weights have to be drawn; model: in `eval()`, and without noise."""
 
-    def run(batch: int) -> Any:
-        tensors = signature.resized(batch)
-        with running(model, signature.names, tensors):
-            return signature.call(model, tensors)
+    def among(tensors: Sequence[Tensor]) -> set[StochasticLayer]:
+        def run(batch: int, backwards: bool) -> Any:
+            rows = [tensor[:batch].flip(0) if backwards else tensor[:batch] for tensor in tensors]
+            with running(model, signature.names, rows):
+                return signature.call(model, rows)
 
-    shared = shared_over_positions(model, run, batches)
+        return shared_over_positions(model, run, batches)
+
+    shared = among(signature.resized(max(batches)))
+    with suppress(Exception):  # the model may refuse such values
+        shared |= among(signature.moved(max(batches)))  # whether rows meet does not show in rows that are alike
     return [name for name, module in model.named_modules() if module in shared]
 
 

@@ -26,7 +26,7 @@ from svdcompress.layers._known import (
 from svdcompress.layers._linear import VariationalLinear
 from svdcompress.layers._moments import Moments, Weights, moments
 from svdcompress.layers._passes import HOOKS, sampling
-from svdcompress.layers._positions import Shapes, rows_differ, rows_meet, shared_over_positions, variational_among
+from svdcompress.layers._positions import Shapes, rows_differ, rows_meet, shared_over_positions, turned, variational_among
 from svdcompress.layers._precision import VARIANCE_DTYPES, check_variance_dtype, fast_bfloat16
 from svdcompress.layers._registry import stored
 from svdcompress.layers._rows import Rows
@@ -114,6 +114,7 @@ __all__ = [
     "start_at",
     "stochastic_layers",
     "stored",
+    "turned",
     "variance_parameters",
     "variational_among",
     "variational_class",

@@ -86,8 +86,11 @@ class Passes(Sampler):
         if size == 0 or any(part.training for part in module.modules()):
             return set(self.layers)
 
-        def run(batch: int) -> Any:
-            some = tree_map(lambda leaf: _rows(leaf, size, batch) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        def run(batch: int, backwards: bool) -> Any:
+            def few(leaf: Any) -> Any:
+                return _rows(leaf, size, batch, backwards) if isinstance(leaf, Tensor) else leaf
+
+            some = tree_map(few, (args, kwargs))
             return unwrapped(module)._call_impl(*some[0], **some[1])  # two more sizes would make a compiled one recompile
 
         try:
@@ -102,11 +105,12 @@ def _leading(args: Any, kwargs: Any) -> int:
     return next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
 
 
-def _rows(tensor: Tensor, size: int, batch: int) -> Tensor:
+def _rows(tensor: Tensor, size: int, batch: int, backwards: bool) -> Tensor:
     """The first `batch` rows of a tensor, repeated if it has fewer; unchanged if its first dimension is not `size`."""
     if tensor.dim() == 0 or tensor.shape[0] != size:
         return tensor
-    return tensor[torch.arange(batch, device=tensor.device) % size]
+    at = torch.arange(batch, device=tensor.device) % size
+    return tensor[at.flip(0) if backwards else at]
 
 
 _PASSES: ContextVar[tuple[Passes, ...]] = ContextVar("svdcompress_passes", default=())

@@ -9,7 +9,7 @@ holds where rows meet (a mean over the batch, attention between rows): independe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,11 @@ class Shapes(Sampler):
         return {layer for layer in variational_among(layers) if self.positions[weight_of(layer)] != batch}
 
 
-def shared_over_positions(model: nn.Module, run: Callable[[int], Any], batches: Sequence[int] = (2, 3)) -> set[StochasticLayer]:
+Run = Callable[[int, bool], Any]
+"""A model's forward pass on the first so many rows of the same inputs; True: in reverse order."""
+
+
+def shared_over_positions(model: nn.Module, run: Run, batches: Sequence[int] = (2, 3)) -> set[StochasticLayer]:
     """The variational layers of a model whose weights have to be drawn; the others may draw noise for each row.
 
     A layer is left out of the set if its weight is used at as many positions (elements of the output over output channels,
@@ -49,25 +53,24 @@ def shared_over_positions(model: nn.Module, run: Callable[[int], Any], batches: 
     it: those with more or fewer positions, and those that were not called, of which nothing is known. If rows meet (see
     `rows_meet`), all layers are in it.
 
-    model: in `eval()`; it runs without noise and is not changed. run: its forward pass at a batch size, on the first rows of
-    the same inputs; its exceptions pass through, and rows are compared if it returns the output. batches: two or more sizes,
-    at least one above 1: at a single size, positions might equal rows by chance.
+    model: in `eval()`; it runs without noise and is not changed. run: its exceptions pass through, except those for the
+    reverse order; rows are compared if it returns the output. batches: two or more sizes, at least one above 1: at a single
+    size, positions might equal rows by chance.
     """
     layers = stochastic_layers(model)
     shared: set[StochasticLayer] = set()
-    outputs: list[Any] = []
 
-    def without_noise(batch: int) -> Any:
+    def without_noise(batch: int, backwards: bool) -> Any:
         nonlocal shared
         with torch.no_grad(), drawing(layers, shapes := Shapes()):
-            output = run(batch)
+            output = run(batch, backwards)
         shared |= shapes.not_once(layers, batch)
         return output
 
-    for batch in batches:
-        outputs.append(without_noise(batch))
+    first = [without_noise(batch, False) for batch in batches[:-1]][0]
+    last = turned(without_noise, batches[-1])
     drawn = variational_among(layers)
-    if len(shared) < len(drawn) and rows_meet(outputs[0], outputs[-1], (batches[0], batches[-1]), without_noise):
+    if len(shared) < len(drawn) and rows_meet(first, *last, (batches[0], batches[-1]), without_noise):
         return drawn
     return shared
 
@@ -77,37 +80,66 @@ def variational_among(layers: Sequence[StochasticLayer]) -> set[StochasticLayer]
     return {layer for layer in layers if hasattr(layer, "variance_parameters")}
 
 
-def rows_meet(one: Any, other: Any, batches: tuple[int, int], again: Callable[[int], Any]) -> bool:
-    """Whether a model's outputs for some rows depend on how many other rows are in the batch.
+def turned(run: Run, batch: int) -> tuple[Any, bool]:
+    """The pass in reverse order, and True; in order, and False, if the model refuses that (lengths that have to descend)."""
+    try:
+        return run(batch, True), True
+    except Exception:  # whatever a model raises
+        return run(batch, False), False
 
-    one, other: outputs, in any structure, at two batch sizes, for batches that begin with the same rows. again: the pass
-    that gave them, at a batch size: if its output differs from call to call, nothing can be said, and rows count as not
-    meeting.
+
+def rows_meet(one: Any, other: Any, backwards: bool, batches: tuple[int, int], again: Run) -> bool:
+    """Whether a model's outputs for some rows depend on which other rows are in the batch, and in which places.
+
+    one, other: outputs, in any structure, for the first rows of the same inputs, at two batch sizes. backwards: whether the
+    rows of the other are in reverse order; without that, a row that depends on earlier ones alone looks independent. An
+    output without rows, like a mean over all of them, must not depend on the batch at all. again: the pass that gave them:
+    if its output differs from call to call, nothing can be said, and rows count as not meeting.
     """
-    if not rows_differ(one, other, batches):
+    if not _differ(one, other, batches, backwards, None):
         return False
-    return not rows_differ(one, again(batches[0]), (batches[0], batches[0]))
+    return not _differ(one, again(batches[0], False), (batches[0], batches[0]), False, None)
 
 
-def rows_differ(one: Any, other: Any, batches: tuple[int, int], limit: float | None = None) -> bool:
-    """Whether the rows that two outputs have in common differ; tensors with other numbers of rows are left out.
+def rows_differ(one: Any, other: Any, batches: tuple[int, int], limit: float, backwards: bool = False) -> bool:
+    """Whether the rows that two outputs have in common differ; see `rows_meet`. limit: the relative difference allowed."""
+    return _differ(one, other, batches, backwards, limit)
 
-    one, other: in any structure, with these numbers of rows. limit: the relative difference that is allowed; None: what
-    rounding may cause.
-    """
-    common = min(batches)
+
+def _differ(one: Any, other: Any, batches: tuple[int, int], backwards: bool, limit: float | None) -> bool:
     for a, b in zip(tree_leaves(one), tree_leaves(other), strict=False):
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.dim() and b.dim()):
-            continue
-        if (a.shape[0], b.shape[0]) != batches:
-            continue
-        if a.shape[1:] != b.shape[1:]:
-            return True
-        share = _rounding(a) if limit is None else limit
-        a, b = (part[:common].detach().cpu().double().nan_to_num(0.0, 0.0, 0.0) for part in (a, b))
-        if bool((a - b).abs().sum() > share * a.abs().sum()):
-            return True
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point():
+            share = _rounding(a) if limit is None else limit
+            if not any(_close(x, y, share) for x, y in _in_common(a.detach(), b.detach(), batches, backwards)):
+                return True
     return False
+
+
+def _in_common(a: Tensor, b: Tensor, batches: tuple[int, int], backwards: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of tensors of which one has to agree if rows don't meet: what two results have in common, if the rows are along
+    any dimension of theirs, or several in the place of each along the first; no pair if they cannot be compared."""
+
+    def common(dim: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        b = b.flip(dim) if backwards else b
+        return a.narrow(dim, 0, min(batches)), b.narrow(dim, 0, min(batches))
+
+    if a.dim() != b.dim():
+        return
+    apart = [dim for dim in range(a.dim()) if a.shape[dim] != b.shape[dim]]
+    if batches[0] == batches[1] or not apart:
+        if a.shape == b.shape:
+            yield a, b
+    elif len(apart) == 1 and (a.shape[apart[0]], b.shape[apart[0]]) == batches:
+        yield common(apart[0], a, b)
+    elif apart == [0] and a.shape[0] * batches[1] == b.shape[0] * batches[0] and a.shape[0] % batches[0] == 0:
+        times = a.shape[0] // batches[0]
+        yield common(0, a.unflatten(0, (batches[0], times)), b.unflatten(0, (batches[1], times)))
+        yield common(1, a.unflatten(0, (times, batches[0])), b.unflatten(0, (times, batches[1])))
+
+
+def _close(a: Tensor, b: Tensor, share: float) -> bool:
+    a, b = (part.cpu().double().nan_to_num(0.0, 0.0, 0.0) for part in (a, b))
+    return bool((a - b).abs().sum() <= share * a.abs().sum())
 
 
 def _rounding(output: Tensor) -> float:

@@ -30,11 +30,16 @@ class Weighted(StochasticLayer):
         self.prior, self.posterior = prior, posterior
         if isinstance(log_sigma2, nn.Parameter):
             log_sigma2 = {"log_sigma2": log_sigma2}
+        self._level: float | None = None  # where variances on the meta device, which holds no values, have to begin
         if not isinstance(log_sigma2, Mapping):
             level = prior.start(self.weight) if log_sigma2 is None else float(log_sigma2)
-            start = torch.full_like(self.weight, level, memory_format=torch.contiguous_format)
-            log_sigma2 = self._fresh(posterior.start(self, start))
+            self._level = level if self.weight.is_meta else None
+            log_sigma2 = self._fresh(self._begun(self.weight, level))
         self._take_variances(log_sigma2)
+
+    def _begun(self, weight: Tensor, level: float) -> dict[str, Tensor]:
+        """The parameters of the variances at a level, for a weight."""
+        return self.posterior.start(self, torch.full_like(weight, level, memory_format=torch.contiguous_format))
 
     # Both are properties, so that they can be set by name. Their values are stored under other names: up to torch 2.11,
     # Dynamo mistakes __dict__[name] for the property and never returns.
@@ -118,6 +123,8 @@ class Weighted(StochasticLayer):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Weighted:
         made = self.__dict__.get("_made_at")
+        if self.__dict__.get("_level") is not None and any(_version(own) for own in self.variance_parameters().values()):
+            self._level = None  # values were written in place
         names = () if made is None else self.posterior.parameters
         before = {name: own.detach() for name in names if (own := self._parameters.get(name)) is not None}
         super()._apply(fn, recurse)
@@ -126,6 +133,14 @@ class Weighted(StochasticLayer):
         if cast and not _written(made, list(before.values())):
             self._note_variances()
         return self
+
+    def _without_variances(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        """What a state that lacks parameters of the variances leaves them at: their own values, or where they begin if they
+        have none yet; nothing if it also lacks the weight."""
+        level, weight = self.__dict__.get("_level"), state.get(f"{prefix}weight")
+        if level is None:
+            return {name: own.detach() for name, own in self.variance_parameters().items() if not own.is_meta}
+        return {} if weight is None else self._begun(weight.detach(), level)
 
     def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         """Replace the posterior by another, with the same variances or the nearest that it can represent; `set_posterior`

@@ -78,8 +78,10 @@ def masks_for(
     else:
         taken, mixture = chosen_for(context, opened.data, to_size, reconstructor)
         asked, masks, way = taken.asked, taken.masks, taken.stored()
-    metrics = look_at(model, masks, dense.trainer.validate)
-    curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}] if isinstance(asked, float) else []
+    curve = []
+    if isinstance(asked, float):
+        metrics = look_at(model, masks, dense.trainer.validate)
+        curve = [{"threshold": asked, **metrics, "nonzero": float(masks.kept + to_size.others)}]
     natural = to_size.natural if cooled.natural is None else cooled.natural
     found = Selection(masks, asked, limits_of(model, asked), curve, target, natural)
     return replace(found, way={**way, "mixture": mixture})

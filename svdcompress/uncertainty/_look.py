@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError, SvdcError, out_of_memory
-from svdcompress.layers import Shapes, StochasticLayer, drawing, rows_meet, stochastic_layers, variational_among
+from svdcompress.layers import Shapes, StochasticLayer, drawing, rows_meet, stochastic_layers, turned, variational_among
 from svdcompress.uncertainty._chain import rowwise
 from svdcompress.uncertainty._inputs import check_rows
 
@@ -52,15 +52,15 @@ def look(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int, layers:
     if len(shared) == len(drawn):
         return Look(seen.widest, frozenset(shared))  # no layer is left to decide on
 
-    def again(count: int) -> Any:
+    def again(count: int, backwards: bool) -> Any:
         nonlocal shapes
         with drawing(stochastic, shapes := Shapes()):
-            return run(_inputs(x, count, size))
+            return run(_inputs(x, count, size, backwards))
 
     try:
-        other = again(others)
+        other = turned(again, others)
         shared |= shapes.not_once(layers, others)
-        meet = rows_meet(output, other, (some, others), again)
+        meet = rows_meet(output, *other, (some, others), again)
     except Exception:  # whatever a model raises for another batch size
         return Look(seen.widest, frozenset(layers))
     return Look(seen.widest, frozenset(drawn if meet else shared))
@@ -73,12 +73,12 @@ def is_whole(model: nn.Module, run: Callable[[Any], Any], x: Any, size: int) -> 
         return False
     some, others = _two_sizes(size)
 
-    def without_noise(count: int) -> Any:
+    def without_noise(count: int, backwards: bool) -> Any:
         with drawing(stochastic_layers(model), None):
-            return run(_inputs(x, count, size))
+            return run(_inputs(x, count, size, backwards))
 
     try:
-        return rows_meet(without_noise(some), without_noise(others), (some, others), without_noise)
+        return rows_meet(without_noise(some, False), *turned(without_noise, others), (some, others), without_noise)
     except Exception:  # whatever a model raises for another batch size
         return False
 
@@ -88,13 +88,14 @@ def _two_sizes(size: int) -> tuple[int, int]:
     return some, OTHERS if some != OTHERS else OTHERS - 1
 
 
-def _inputs(x: Any, count: int, size: int) -> Any:
+def _inputs(x: Any, count: int, size: int, backwards: bool = False) -> Any:
     """`count` inputs of a batch, repeated if it has fewer; tensors with another first dimension are kept whole."""
 
     def cut(tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] != size:
             return tensor
-        return tensor[:count] if count <= size else tensor[torch.arange(count, device=tensor.device) % size]
+        rows = tensor[:count] if count <= size else tensor[torch.arange(count, device=tensor.device) % size]
+        return rows.flip(0) if backwards else rows
 
     return map_tensors(x, cut)
 

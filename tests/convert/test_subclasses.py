@@ -170,3 +170,9 @@ def test_what_computes_otherwise_or_cannot_be_is_left(layer, reason):
     assert [entry.reason for entry in svdc.plan(model)] == [reason, ""]
     kind = type(model[0])
     assert type(svdc.convert(model)[0]) is kind
+
+
+def test_layers_whose_weights_are_no_real_numbers_stay_dense():
+    model = nn.Sequential(nn.Linear(4, 3, dtype=torch.complex64), nn.Linear(3, 2))
+    first, second = svdc.plan(model)
+    assert second.converted and first.reason == "its weight is torch.complex64, not a real floating-point tensor"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnxruntime
+import pytest
 import torch
 from torch import nn
 
@@ -20,14 +21,29 @@ class Meeting(nn.Module):
         return own + 3 * own.mean(0, keepdim=True)
 
 
-def test_the_variance_is_that_of_one_draw_of_the_weights_for_all_rows(tmp_path):
+class Running(nn.Module):
+    """The mean of each row and those before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(8, 1)
+
+    def forward(self, x):
+        count = torch.ones_like(x[:, :1]).cumsum(0)
+        return self.line(x).cumsum(0) / count
+
+
+@pytest.mark.parametrize("rows", [1, 16], ids=["one example", "all"])
+@pytest.mark.parametrize("make", [Meeting, Running])
+def test_the_variance_is_that_of_one_draw_of_the_weights_for_all_rows(tmp_path, make, rows):
     torch.manual_seed(0)
-    model, x = svdc.convert(Meeting(), log_sigma2=-2.0).eval(), 1 + 0.1 * torch.randn(16, 8)
-    # y = w (x + 3 mean(x)) + 4 b, and each kept weight of w has the variance exp(-2)
+    model, x = svdc.convert(make(), log_sigma2=-2.0).eval(), 1 + 0.1 * torch.randn(16, 8)
+    # y = w (x + 3 mean(x)) + 4 b, or w mean(x up to here) + b, and each kept weight of w has the variance exp(-2)
+    read = x + 3 * x.mean(0) if make is Meeting else x.cumsum(0) / torch.arange(1, 17)[:, None]
     kept = model.line.relevant().double().flatten()
-    exact = (np.exp(-2.0) * kept * (x + 3 * x.mean(0)).double().square()).sum(1).numpy()
+    exact = (np.exp(-2.0) * kept * read.double().square()).sum(1).numpy()
     assert kept.sum() >= 4
-    svdc.export_onnx(model, tmp_path / "mc.onnx", x, monte_carlo=True, task="regression")
+    svdc.export_onnx(model, tmp_path / "mc.onnx", x[:rows], monte_carlo=True, task="regression")
     session = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx"))
     feeds = {session.get_inputs()[0].name: x.numpy(), "samples": np.array(4000), "seed": np.array(1)}
     names = [value.name for value in session.get_outputs()]

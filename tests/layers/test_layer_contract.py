@@ -207,6 +207,24 @@ class TestContract:
         with pytest.raises(RuntimeError, match="size mismatch"):
             other.load_state_dict({**layer.state_dict(), "weight": torch.zeros(1)})
 
+    @pytest.mark.parametrize("assign", [False, True])
+    def test_a_dense_state_for_a_layer_made_without_values(self, case, assign):
+        """Its variances begin at the level that conversion was given; they are no trained ones."""
+        layer, x = case.layer(), case.x()
+        dense = case.dense(layer)
+        with torch.device("meta"):
+            other = case.kind(**case.args, log_sigma2=-7.0)
+        if not assign:
+            other.to_empty(device="cpu")
+            other.log_sigma2.detach().fill_(7.0)  # what memory may hold; not by a call that counts as writing
+            other = copy.deepcopy(other)
+        other.load_state_dict(dense.state_dict(), assign=assign)
+        assert torch.equal(other.log_sigma2, torch.full_like(layer.weight, -7.0)) and not other.variance_moved
+        other.train()(x)
+        other.load_state_dict(layer.state_dict())
+        other.double().load_state_dict(dense.state_dict())
+        assert torch.equal(other.log_sigma2, layer.log_sigma2.double())  # its own now
+
     def test_what_is_held_goes_with_a_whole_state_alone(self, case):
         layer = case.layer()
         bare = {name: value.clone() for name, value in layer.state_dict().items()}

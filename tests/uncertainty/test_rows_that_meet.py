@@ -53,6 +53,95 @@ def test_the_variance_of_a_mean_over_rows():
     torch.testing.assert_close(draws.var(0), want, rtol=0.12, atol=0)
 
 
+class Pooled(nn.Module):
+    """One answer for all rows: a bag of instances, with or without a dimension of length 1 in place of the rows."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.encoder, self.head, self.keep = nn.Linear(8, 6), nn.Linear(6, 2), keep
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.encoder(x)).mean(0, keepdim=self.keep))
+
+
+class Running(nn.Module):
+    """Each row depends on those before it alone, as in a filter or a recurrent network on (time, features)."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.encoder(x))
+        return self.head(h.cumsum(0) / torch.arange(1, len(h) + 1)[:, None])
+
+
+def by_explicit_weights(model, x, count):
+    """(count, ...) outputs of a dense copy that is given drawn weights of its layer `encoder`, the only variational one."""
+    layer = model.encoder
+    mean, std = layer.weight * layer.relevant(), (layer.log_sigma2 / 2).exp() * layer.relevant()
+    dense = type(model)(*([model.keep] if hasattr(model, "keep") else []))
+    dense.load_state_dict({name: value for name, value in model.state_dict().items() if "log_sigma2" not in name})
+    draws = []
+    with torch.no_grad():
+        for _ in range(count):
+            dense.encoder.weight.copy_(mean + std * torch.randn(std.shape))
+            draws.append(dense(x))
+    return torch.stack(draws)
+
+
+@pytest.mark.parametrize("make", [lambda: Pooled(True), lambda: Pooled(False), Running], ids=["row", "no row", "running"])
+def test_rows_meet_where_the_output_has_none_or_follows_earlier_ones(make):
+    torch.manual_seed(0)
+    model, x = svdc.convert(make(), include=["encoder"], log_sigma2=-2.0).eval(), 1 + torch.randn(40, 8)
+    want = by_explicit_weights(model, x, 1000).std(0)
+    with torch.no_grad(), svdc.sampling(model, generator=seeded(1)) as sampler:
+        found = torch.stack([model(x) for _ in range(1000)]).std(0)
+        assert len(sampler.shared) == 1
+    torch.testing.assert_close(found, want, rtol=0.12, atol=0)
+
+
+def test_rows_that_follow_earlier_ones_go_through_together(monkeypatch):
+    monkeypatch.setitem(_predict.BUDGET, "cpu", 20)
+    torch.manual_seed(0)
+    model, x = svdc.convert(Running(), include=["encoder"], log_sigma2=-2.0).eval(), 1 + torch.randn(12, 8)
+    torch.testing.assert_close(mean_predict(model, x, task="regression").mean, model(x).detach().double())
+    want = by_explicit_weights(model, x, 1000)
+    found = mc_predict(model, x, 1000, task="regression", generator=seeded(1))
+    torch.testing.assert_close(found.std, want.std(0).double(), rtol=0.12, atol=0)
+    with pytest.raises(UsageError, match=r"chunk: 11; the rows of a batch interact.*at least 12"):
+        mc_predict(model, x, 1000, task="regression", chunk=11)
+
+
+def test_a_model_that_refuses_another_order_of_rows():
+    class Ordered(Mixed):
+        def forward(self, x):
+            if len(x) > 1 and x[0, 0] > x[-1, 0]:
+                raise ValueError("rows must ascend")
+            return super().forward(x)
+
+    model, x = svdc.convert(Ordered(), log_sigma2=-2.0).eval(), torch.arange(40.0).reshape(5, 8)
+    with torch.no_grad(), svdc.sampling(model), pytest.raises(ValueError, match="ascend"):
+        model(x.flip(0))
+    with pytest.raises(UsageError, match="chunk: 4; the rows of a batch interact"):
+        mc_predict(model, x, 5, task="regression", chunk=4)
+
+
+@pytest.mark.parametrize("dim", [1, 0])
+def test_rows_along_another_dimension_or_several_for_each_do_not_meet(dim):
+    """A second output (layers, rows, numbers), as a recurrent network has it, or two rows in the place of each."""
+
+    class Other(Apart):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, torch.stack([y, -y, 2 * y]) if dim else (torch.cat([y, -y]), y.repeat_interleave(2, 0))
+
+    model, x = svdc.convert(Other(), log_sigma2=-2.0).eval(), torch.randn(4, 8)
+    with torch.no_grad(), svdc.sampling(model):
+        y, _ = model(torch.cat([x, x]))
+    assert not torch.equal(*y.chunk(2))
+
+
 def batch_statistics():
     layers = nn.Linear(8, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1)
     return svdc.convert(nn.Sequential(*layers), include=["0"], log_sigma2=-2.0).eval()

@@ -147,7 +147,7 @@ def test_which_weights_are_shared(name):
     found = look(model, lambda x: run(model, x), x, size, stochastic_layers(model)).shared
     assert {names[layer] for layer in found} == every - once.get(name, set())
 
-    def batch(size):
+    def batch(size, backwards):
         rows = lambda tensor: tensor[:1].expand(size, *tensor.shape[1:])  # noqa: E731
         return run(model, {key: rows(value) for key, value in x.items()} if isinstance(x, dict) else rows(x))
 
