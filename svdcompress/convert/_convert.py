@@ -189,8 +189,8 @@ def _check_same(layers: Iterable[tuple[str, Any, dict[str, Any]]]) -> None:
                 found = f"{key}={_shown(getattr(layer, key))}"
                 raise ModelError(
                     f"{name or type(layer).__name__} is already variational, with {found}; converting it again does not change "
-                    f"this to {_shown(wanted)}: set layer.{key} yourself, leave the layer out (exclude, filter_fn), or start "
-                    "from svdcompress.to_dense(model)"
+                    f"this to {_shown(wanted)}: set layer.{key} = {_shown(wanted)}, leave the layer out (exclude, filter_fn), "
+                    "or start from svdcompress.to_dense(model)"
                 )
 
 

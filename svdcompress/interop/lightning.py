@@ -18,6 +18,11 @@ from svdcompress.layers import variance_parameters
 from svdcompress.objective import LinearWarmup, Schedule
 from svdcompress.relevance import relevance
 
+AVERAGING = tuple(
+    getattr(pl.callbacks, name) for name in ("StochasticWeightAveraging", "WeightAveraging") if hasattr(pl.callbacks, name)
+)
+"""Lightning's callbacks that keep a copy of the module; later versions have more of them."""
+
 
 class SparsifyCallback(pl.Callback):
     """Convert a LightningModule and train it with the annealed ELBO.
@@ -33,6 +38,9 @@ class SparsifyCallback(pl.Callback):
 
     Weight decay would pull log variances to 0: if `configure_optimizers` uses it, give them a group without it (a warning
     says so): `{"params": svdcompress.layers.variance_parameters(self), "weight_decay": 0.0}`.
+
+    Name it before callbacks that average weights (StochasticWeightAveraging, EMAWeightAveraging), which copy the module;
+    otherwise it raises UsageError.
 
     The module's own loss has to average over the batch (a sum would make the KL count too little). Modules with manual
     optimization are refused: they call their optimizers themselves, and the callback sees no loss.
@@ -57,6 +65,8 @@ class SparsifyCallback(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Convert the module; Lightning makes its optimizers afterwards."""
+        if stage == "fit" and not variance_parameters(pl_module):
+            self._refuse_copies(trainer)
         self.penalty.convert(pl_module)
         if stage != "fit" or self._plain is not None:
             return
@@ -72,6 +82,17 @@ class SparsifyCallback(pl.Callback):
             return self._penalised(plain(*args, **kwargs), pl_module)
 
         pl_module.training_step = training_step
+
+    def _refuse_copies(self, trainer: pl.Trainer) -> None:
+        """Callbacks that average weights copy the module in their own `setup`: parameters of a copy from before the conversion
+        would be averaged with others than their own."""
+        callbacks: list[Any] = list(getattr(trainer, "callbacks", ()))
+        for callback in callbacks[: callbacks.index(self)] if self in callbacks else ():
+            if isinstance(callback, AVERAGING):
+                raise UsageError(
+                    f"callbacks: {type(callback).__name__} comes before SparsifyCallback, so it would average a copy from "
+                    "before the conversion: name SparsifyCallback first"
+                )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the module its own `training_step` back."""

@@ -67,10 +67,10 @@ def shared_over_positions(model: nn.Module, run: Run, batches: Sequence[int] = (
         shared |= shapes.not_once(layers, batch)
         return output
 
-    first = [without_noise(batch, False) for batch in batches[:-1]][0]
+    outputs = [without_noise(batch, False) for batch in batches[:-1]]
     last = turned(without_noise, batches[-1])
     drawn = variational_among(layers)
-    if len(shared) < len(drawn) and rows_meet(first, *last, (batches[0], batches[-1]), without_noise):
+    if len(shared) < len(drawn) and rows_meet(outputs[0], *last, (batches[0], batches[-1]), without_noise):
         return drawn
     return shared
 

@@ -13,7 +13,9 @@ from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline._alike import check_shapes
 from svdcompress.pipeline._convert import check_dropout, planned
+from svdcompress.pipeline._logits import check_logits
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.pipeline._tokens import among_positions, copied
 from svdcompress.recipe import Recipe
@@ -64,11 +66,13 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     """Try, before any training, what a run will need of its dense model; leaves it in `eval()` and returns its loss.
 
     inputs: the first few training examples. What is found goes into `data`: the dimension of the classes, warnings and notes.
-    Raises ModelError if the model does not run on the inputs, if its output does not fit the loss, or if a pattern of the
-    recipe matches nothing in it; DataError if it has fewer outputs than there are classes; RecipeError for a wrong number of
+    Raises ModelError if the model does not run on the inputs, if its output does not fit the loss or holds probabilities in
+    place of logits, or if a pattern of the recipe matches nothing in it; DataError if it has fewer outputs than there are
+    classes, or if examples differ in shape; RecipeError for a wrong number of
     class weights, or if `convert.dropout: draw` finds no dropout.
     """
     model.eval()
+    check_shapes(data, recipe.data.name, inputs)
     try:
         with torch.no_grad():
             output = call(model, inputs)
@@ -92,6 +96,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
         )
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
+    data.warnings += check_logits(model, recipe, data, main)
     data.notes += check_dropout(model, recipe, inputs)
     check_patterns(model, recipe, inputs)
     loss = check_loss(model, recipe, data, targets, output)

@@ -123,7 +123,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
             results.threads, results.clock = THREADS, cost.clock_name(THREADS)
             results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
-        results.warnings.extend(hardly_faster(results))
+        results.warnings.extend(hardly_faster(results, recipe.export.sets))
         results.warnings.extend(padded_in_code(results))
 
     context.attempt("latency and ratios", work)

@@ -92,9 +92,10 @@ OVERHEAD = 0.02
 """A call that takes fewer milliseconds than this is mostly overhead, not arithmetic."""
 
 
-def hardly_faster(results: RunResults) -> list[str]:
+def hardly_faster(results: RunResults, sets: bool = False) -> list[str]:
     """A warning for a run that reduced MACs but not latency, or made a slower model; [] after a search for latency, non-zeros
-    or bytes (others report on those), if latencies are not known, and if the difference is not clear."""
+    or bytes (others report on those), if latencies are not known, and if the difference is not clear. sets: whether model.onnx
+    also computes intervals or sets (`export.sets`), as dense.onnx does not."""
     ratios = results.compression or {}
     macs, latency = ratios.get("macs"), ratios.get("latency") or {}
     sought = (results.search or {}).get("objective") in ("latency", "nonzero", "bytes")
@@ -105,6 +106,9 @@ def hardly_faster(results: RunResults) -> list[str]:
         return []
     at = ", ".join(f"{ratio:.2f}x at batch {batch.removeprefix('batch_')}" for batch, ratio in latency.items())
     said = f"{macs:.3g}x fewer MACs, but {'slower than the dense model' if slower else 'far less gain in speed'} ({at})."
+    if sets:
+        said += " model.onnx also computes the promised intervals or sets (export.sets), which dense.onnx does not: in a small "
+        said += "model, they are much of the time."
     if max((results.dense.latency_ms or {"": 1.0}).values()) < OVERHEAD:
         return [
             f"{said} The dense model itself takes less than {OVERHEAD:g} ms, most of it overhead per call: such a model "
@@ -114,9 +118,9 @@ def hardly_faster(results: RunResults) -> list[str]:
     odd = [row["name"] for row in results.layers or () if _odd(row)]
     if not odd or (pruning.get("round_to") or 1) % BLOCK == 0:
         return [f"{said} These MACs are not what takes the time; let a search measure the latency itself: --goal latency=2x"]
-    more = "" if len(odd) == 1 else f" and {len(odd) - 1} other layer{'s' * (len(odd) > 2)}"
+    which = f"layer {odd[0]}" if len(odd) == 1 else f"layer {odd[0]} and {len(odd) - 1} other{'s' * (len(odd) > 2)}"
     return [
-        f"{said} onnxruntime's kernels compute channels in blocks of {BLOCK} or {2 * BLOCK}, and {odd[0]}{more} no "
+        f"{said} onnxruntime's kernels compute channels in blocks of {BLOCK} or {2 * BLOCK}, and {which} no "
         f"longer {'has a multiple of it' if len(odd) == 1 else 'have multiples of it'}. Use --set prune.round_to={BLOCK} "
         "(kept only where it measures faster), or let a search measure the latency itself: --goal latency=2x"
     ]

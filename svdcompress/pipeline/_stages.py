@@ -8,6 +8,7 @@ from typing import Any
 
 from svdcompress.pipeline._begin import Opened, convert_stage, dense_stage, open_stage, train_stage
 from svdcompress.pipeline._calibrate import KEPT, calibrate_stage, measure_promises, promise_stage
+from svdcompress.pipeline._columns import dropped
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._finish import (
     Finished,
@@ -60,6 +61,9 @@ def run_stages(context: Context) -> dict[str, Any]:
                 context.history += fit.history
                 context.results.recover_lr = fit.lr_instead
     context.results.pruning = {name: value for name, value in small.pruning.items() if name not in ("surgery", "outputs_kept")}
+    if (gone := dropped(opened.data.preprocessing, small.pruning.get("inputs_kept"))) is not None:
+        context.results.pruning["columns_dropped"] = gone
+        context.note(f"columns that the model no longer reads: {', '.join(gone) or 'none'} (prune.remove_inputs)")
     wrong = error = None
     written: dict[str, Any] = {}
     if context.place.first:

@@ -85,6 +85,7 @@ class Pruning(_Part):
     seconds: Number = None
     inputs_kept: list[Count] | None = None
     inputs_gathered: bool | None = None
+    columns_dropped: list[str] | None = None
     round_to: Count | None = None
     rounded: bool | None = None
     parameters_after: Count | None = None

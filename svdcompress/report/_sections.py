@@ -57,7 +57,7 @@ def _source(folder: Path | None, name: str | None) -> str:
 
 def uncertainty(results: Mapping[str, Any], folder: Path | None) -> str:
     """One row for each model or method, one column for each figure that any of them has."""
-    table = _numbers(results.get("uncertainty"))
+    table = _numbers(results.get("uncertainty"), {"coverage": "coverage of the central 95%"})
     return html.paragraph(str((results.get("uncertainty_of") or {}).get("text") or "")) + table if table else ""
 
 
@@ -72,8 +72,9 @@ def figures(results: Mapping[str, Any], folder: Path | None) -> str:
     return html.paragraph(note) + "".join(shown)
 
 
-def _numbers(rows_: Any) -> str:
-    """A table of rows of figures, {row: {figure: number}}; "" for anything else. Columns without numbers are left out."""
+def _numbers(rows_: Any, names: Mapping[str, str] | None = None) -> str:
+    """A table of rows of figures, {row: {figure: number}}; "" for anything else. Columns without numbers are left out. names:
+    of figures whose key does not say enough."""
     if not isinstance(rows_, Mapping):
         return ""
     table = {name: row for name, row in rows_.items() if isinstance(row, Mapping)}
@@ -83,7 +84,7 @@ def _numbers(rows_: Any) -> str:
     body = [
         [html.name_cell(name), *(html.right(html.number(key, row.get(key))) for key in columns)] for name, row in table.items()
     ]
-    return html.table(["", *(f">{html.words(key)}" for key in columns)], body)
+    return html.table(["", *(f">{(names or {}).get(key) or html.words(key)}" for key in columns)], body)
 
 
 def calibration(results: Mapping[str, Any], folder: Path | None) -> str:
@@ -155,9 +156,11 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
     kept_inputs = report.get("inputs_kept")
     if kept_inputs is not None:
         fact = f"The pruned model reads {len(kept_inputs):,} of the inputs"
+        if dropped := report.get("columns_dropped"):
+            fact += f", and nothing of the column{'s' * (len(dropped) > 1)} {', '.join(map(str, dropped))}"
         if report.get("inputs_gathered") is False:
             fact += "; its ONNX file reads all of them, with zero weights, because that measured faster than selecting"
-        facts.append(f"{fact}.")
+        facts.append(escape(f"{fact}."))
     rounded = rounding(results)
     facts += [rounded] if rounded else []
     facts += [f"{str(note)[:1].upper()}{str(note)[1:]}." for note in report.get("notes") or ()]

@@ -134,12 +134,12 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         plot_curves(drawing.ax, [curve], series, QUIET)
         texts = [f"trial {p.name}: {p.ratio:.3g}x, {curve.what} {p.error:.3g}" for p in curve.points]
         drawing.points(drawing.ax, [(p.ratio, p.error) for p in curve.points], texts)
-    found = results["search"]
+    found, unit = results["search"], "% of the RMSE" if "RMSE" in curve.what else " points"
     asked = ", ".join(
         text
         for text in (
             f"goal {found['goal']}" if found.get("goal") else "",
-            f"at most {found['max_drop']:g} lost" if found.get("max_drop") is not None else "",
+            f"at most {found['max_drop']:g}{unit} lost" if found.get("max_drop") is not None else "",
             f"an error of at most {found['max_error']:g}" if found.get("max_error") is not None else "",
         )
         if text

@@ -32,7 +32,7 @@ MEASURES = {
     "rmse": "RMSE",
     "nll": "NLL",
     "ece": "ECE",
-    "coverage": "coverage",
+    "coverage": "coverage of the central 95%",
     "selective": "of the surest {kept}%",
 }
 

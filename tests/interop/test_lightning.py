@@ -177,3 +177,15 @@ def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():
     L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(module, DataLoader(data(), batch_size=6))
     assert module.body[0].prior == "log-uniform" and not hasattr(module.body[2], "log_sigma2")
     L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(module, DataLoader(data(), batch_size=6))
+
+
+def test_callbacks_that_average_weights_come_after_it():
+    averaging = L.callbacks.StochasticWeightAveraging
+    loader = DataLoader(data(), 4)
+    with pytest.raises(
+        UsageError, match=r"StochasticWeightAveraging comes before SparsifyCallback.*name SparsifyCallback first"
+    ):
+        L.Trainer(max_epochs=2, callbacks=[averaging(0.1), SparsifyCallback()], **QUIET).fit(Module(), loader)
+    module = Module()
+    L.Trainer(max_epochs=4, callbacks=[SparsifyCallback(), averaging(0.1, swa_epoch_start=1)], **QUIET).fit(module, loader)
+    assert len(list(svdc.layers.variational_layers(module))) == 2

@@ -167,11 +167,16 @@ def timed(ratio=1.1, macs=3.0, dense=1.0, after=(37, 64), objective=None, **prun
 
 def test_a_run_that_is_hardly_faster_says_why_and_what_to_set():
     (line,) = hardly_faster(timed())
-    for part in ("3x fewer MACs", "1.10x at batch 1, 1.05x at batch 128", "blocks of 8 or 16, and conv0 no longer has"):
+    for part in ("3x fewer MACs", "1.10x at batch 1, 1.05x at batch 128", "blocks of 8 or 16, and layer conv0 no longer has"):
         assert part in line, (part, line)
     assert "--set prune.round_to=8" in line and "--goal latency=2x" in line
     assert hardly_faster(timed(objective="macs")) == hardly_faster(timed(objective="parameters")) == [line]
-    assert "conv0 and 1 other layer no longer have multiples" in hardly_faster(timed(after=(37, 3)))[0]
+    assert "layer conv0 and 1 other no longer have multiples" in hardly_faster(timed(after=(37, 3)))[0]
+
+
+def test_a_file_with_more_outputs_than_the_dense_one_says_so():
+    (line,) = hardly_faster(timed(), sets=True)
+    assert "also computes the promised intervals or sets (export.sets), which dense.onnx does not" in line
 
 
 def test_the_more_was_removed_the_faster_the_model_has_to_be():

@@ -1,0 +1,87 @@
+"""What would make a run's files wrong or useless is found before training: examples of different shapes, and probabilities in
+place of logits. Also, which columns of a table a pruned model no longer reads."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from svdcompress.errors import DataError, ModelError
+from svdcompress.pipeline import check_model
+from svdcompress.pipeline._columns import dropped
+from svdcompress.recipe import load_recipe
+from svdcompress.sources import Data, FromDataset, InMemory, example_inputs
+
+
+class Bag(nn.Module):
+    """Counts tokens; knows no length."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids).mean(1))
+
+
+def padded(batch):
+    return pad_sequence([ids for ids, _ in batch], batch_first=True), torch.tensor([label for _, label in batch])
+
+
+def tokens(lengths):
+    return FromDataset(
+        [(torch.ones(length, dtype=torch.long), n % 2) for n, length in enumerate(lengths)], collate=padded, workers=2
+    )
+
+
+def check(model, train, *others, loss="cross-entropy", task="classification"):
+    data = Data(train, *(others or (train, train)), task, 2 if task == "classification" else 1)
+    check_model(model, load_recipe(None, ["model=mlp", "data=mine.py:make", f"loss={loss}"]), data, example_inputs(train, 2))
+    return data.warnings
+
+
+def test_batches_of_several_lengths_are_refused_before_training():
+    same = tokens([7] * 40)
+    assert check(Bag(), same) == []
+    with pytest.raises(
+        DataError, match=r"data: mine.py:make: .*: \(7,\) at first, \(9,\) in other training examples.*pad all of"
+    ):
+        check(Bag(), tokens([7] * 300 + [9] * 100))
+    with pytest.raises(DataError, match=r"\(7,\) at first, \(5,\) in other test examples"):
+        check(Bag(), same, same, tokens([5] * 40))
+
+
+def test_reading_them_starts_no_processes(monkeypatch):
+    seen = []
+    real = DataLoader.__init__
+    monkeypatch.setattr(DataLoader, "__init__", lambda self, *a, **k: (seen.append(k["num_workers"]), real(self, *a, **k))[1])
+    check(Bag(), tokens([7] * 40))
+    assert seen and set(seen) == {0}
+
+
+def rows(count=40, classes=2):
+    return InMemory(torch.randn(count, 5), torch.arange(count) % classes)
+
+
+def test_probabilities_in_place_of_logits_are_refused():
+    logits = nn.Linear(5, 2)
+    assert check(logits, rows()) == [] and check(nn.Sequential(logits, nn.LogSoftmax(1)), rows()) == []
+    assert check(nn.Sequential(logits, nn.Sigmoid()), rows()) == []  # they do not add up to 1
+    with pytest.raises(ModelError, match=r"mlp returns probabilities .* cross-entropy and the files take logits.*last softmax"):
+        check(nn.Sequential(logits, nn.Softmax(1)), rows())
+
+
+def test_outputs_between_0_and_1_of_a_binary_task_are_told_of():
+    one = nn.Linear(5, 1)
+    one.weight.data.mul_(10)
+    given = InMemory(torch.randn(40, 5), (torch.arange(40) % 2).float()[:, None])
+    assert check(one, given, loss="binary", task="binary") == []
+    (line,) = check(nn.Sequential(one, nn.Sigmoid()), given, loss="binary", task="binary")
+    assert "all outputs of mlp for 32 examples lie between 0 and 1" in line and "leave out the last sigmoid" in line
+
+
+def test_columns_that_are_not_read():
+    table = {"columns": ["size", "kind", "age"], "categories": {"kind": ["a", "b", "c"]}}
+    assert dropped(table, [0, 3, 4]) == [] and dropped(table, [2]) == ["size", "age"] and dropped(table, []) == table["columns"]
+    assert dropped(table, None) is None and dropped({}, [0]) is None and dropped({**table, "tokenizer": "x"}, [0]) is None
