@@ -49,9 +49,17 @@ class Signature:
         return [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
 
     def moved(self, batch: int) -> list[Tensor]:
-        """As `resized`, with noise added to floating inputs, so that no two rows are alike."""
+        """As `resized`, with noise added to floating inputs and the integers of each row in an order of their own, so that no
+        two rows are alike."""
         generator = torch.Generator().manual_seed(batch)
-        return [_moved(tensor, generator) if tensor.is_floating_point() else tensor for tensor in self.resized(batch)]
+
+        def moved(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point():
+                return _moved(tensor, generator)
+            order = torch.rand(tensor.flatten(1).shape, generator=generator).argsort(1) if tensor.dim() > 1 else None
+            return tensor if order is None else tensor.flatten(1).gather(1, order).view(tensor.shape)
+
+        return [moved(tensor) for tensor in self.resized(batch)]
 
     def tried(self, batch: int, answer: Callable[[list[Tensor]], dict[str, Tensor]]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Inputs of a batch size that can tell models apart, and PyTorch's outputs for them.

@@ -136,7 +136,7 @@ class VariationalLayer(Weighted):
             self.weight.mul_(self.relevant())
         for name in (*self.posterior.parameters, "mask", "bias_sigma2", "share", "threshold", "variance_dtype"):
             delattr(self, name)
-        for name in ("_own", "_made_at", "_loaded", "_heard", "_level", "_prior", "_posterior"):
+        for name in ("_own", "_made_at", "_loaded", "_heard", "_level", "_empty_at", "_prior", "_posterior"):
             self.__dict__.pop(name, None)
         changed: Any = self
         changed.__class__ = self.dense_class
@@ -343,11 +343,8 @@ class VariationalLayer(Weighted):
         # A dense state_dict has no variances: the layer keeps its own. Buffers that are None by default appear or go to
         # match the state, but stay where it may be partial (an average of the parameters, one layer's weights).
         lacking = [name for name in self.posterior.parameters if prefix + name not in state_dict]
-        empty = self.__dict__.get("_level") is not None
-        still = len(lacking) == len(self.posterior.parameters) and (empty or not self.variance_moved)
-        if lacking:
-            own = self._without_variances(state_dict, prefix)
-            state_dict.update({prefix + name: own[name] for name in lacking if name in own})
+        fresh = self._first_values(state_dict.get(prefix + "weight")) if lacking and self.variance_empty else {}
+        state_dict.update({prefix + name: value for name, value in fresh.items()})
         for name, like in (("mask", self.weight), ("bias_sigma2", self.bias)):
             stored = state_dict.get(prefix + name)
             if stored is None:
@@ -358,10 +355,11 @@ class VariationalLayer(Weighted):
             elif getattr(self, name) is None and like is not None:
                 setattr(self, name, torch.empty_like(like, dtype=stored.dtype, requires_grad=False))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if not any(own.is_meta for own in self.variance_parameters().values()):
-            self._level = None
-            if still:
-                self._note_variances()
+        if fresh:
+            self._note_variances()
+        elif not self.variance_empty:
+            missing = args[2]
+            missing[:] = [key for key in missing if key not in {prefix + name for name in lacking}]
 
     def extra_repr(self) -> str:
         share = "+".join(name if part == 1 else f"{part:.3g} {name}" for name, part in self.share.items())

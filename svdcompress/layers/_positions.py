@@ -93,7 +93,8 @@ def rows_meet(one: Any, other: Any, backwards: bool, batches: tuple[int, int], a
 
     one, other: outputs, in any structure, for the first rows of the same inputs, at two batch sizes. backwards: whether the
     rows of the other are in reverse order; without that, a row that depends on earlier ones alone looks independent. An
-    output without rows, like a mean over all of them, must not depend on the batch at all. again: the pass that gave them:
+    output without rows, like a mean over all of them, must not depend on the batch at all, except for a single number beside
+    outputs with rows, such as a loss. again: the pass that gave them:
     if its output differs from call to call, nothing can be said, and rows count as not meeting.
     """
     if not _differ(one, other, batches, backwards, None):
@@ -107,11 +108,17 @@ def rows_differ(one: Any, other: Any, batches: tuple[int, int], limit: float, ba
 
 
 def _differ(one: Any, other: Any, batches: tuple[int, int], backwards: bool, limit: float | None) -> bool:
-    for a, b in zip(tree_leaves(one), tree_leaves(other), strict=False):
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point():
-            share = _rounding(a) if limit is None else limit
-            if not any(_close(x, y, share) for x, y in _in_common(a.detach(), b.detach(), batches, backwards)):
-                return True
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and (len(one), len(other)) == batches:  # detections
+        one, other = one[: min(batches)], (other[::-1] if backwards else other)[: min(batches)]
+    leaves = zip(tree_leaves(one), tree_leaves(other), strict=False)
+    pairs = [(a, b) for a, b in leaves if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point()]
+    rows = any(a.dim() and b.dim() and (a.shape[0], b.shape[0]) == batches for a, b in pairs)
+    for a, b in pairs:
+        share = _rounding(a) if limit is None else limit
+        if not (rows and a.dim() == 0) and not any(
+            _close(x, y, share) for x, y in _in_common(a.detach(), b.detach(), batches, backwards)
+        ):
+            return True
     return False
 
 

@@ -18,6 +18,9 @@ from svdcompress.layers.priors import Prior, check_prior
 Start = float | nn.Parameter | Mapping[str, nn.Parameter] | None
 """The initial log variance (None: the prior's), or the parameters that a layer shares with another."""
 
+LEVEL = "_svdcompress_level"
+"""The attribute of parameters on the meta device that tells where they have to begin."""
+
 
 class Weighted(StochasticLayer):
     """A layer whose weights have a prior and a posterior; `VariationalLayer` defines what it computes with them."""
@@ -30,16 +33,39 @@ class Weighted(StochasticLayer):
         self.prior, self.posterior = prior, posterior
         if isinstance(log_sigma2, nn.Parameter):
             log_sigma2 = {"log_sigma2": log_sigma2}
-        self._level: float | None = None  # where variances on the meta device, which holds no values, have to begin
-        if not isinstance(log_sigma2, Mapping):
+        if isinstance(log_sigma2, Mapping):
+            level: float | None = next((getattr(own, LEVEL, None) for own in log_sigma2.values()), None)
+        else:
             level = prior.start(self.weight) if log_sigma2 is None else float(log_sigma2)
-            self._level = level if self.weight.is_meta else None
             log_sigma2 = self._fresh(self._begun(self.weight, level))
+        self._level: float | None = None  # where variances without values, which were made on the meta device, have to begin
+        self._empty_at: Any = None  # what memory held when they got some
+        if any(own.is_meta for own in log_sigma2.values()):
+            self._level = level
+            for own in log_sigma2.values():
+                setattr(own, LEVEL, level)  # for a layer that shares them
         self._take_variances(log_sigma2)
 
     def _begun(self, weight: Tensor, level: float) -> dict[str, Tensor]:
         """The parameters of the variances at a level, for a weight."""
         return self.posterior.start(self, torch.full_like(weight, level, memory_format=torch.contiguous_format))
+
+    @property
+    def variance_empty(self) -> bool:
+        """Whether the variances have no values yet: they are on the meta device, or have come from there (`to_empty`), and
+        nothing has been written to the memory that they got."""
+        own = list(self.variance_parameters().values())
+        if any(each.is_meta for each in own):
+            return True
+        before = self.__dict__.get("_empty_at")
+        return before is not None and not _written(before, own)
+
+    def _first_values(self, weight: Tensor | None) -> dict[str, Tensor]:
+        """The parameters of variances that are empty, for a weight that is about to be loaded; {} if they cannot be told."""
+        level = self.__dict__.get("_level")
+        if level is None or weight is None or weight.shape != self.weight.shape:
+            return {}
+        return self._begun(weight.detach(), level)
 
     # Both are properties, so that they can be set by name. Their values are stored under other names: up to torch 2.11,
     # Dynamo mistakes __dict__[name] for the property and never returns.
@@ -123,8 +149,7 @@ class Weighted(StochasticLayer):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Weighted:
         made = self.__dict__.get("_made_at")
-        if self.__dict__.get("_level") is not None and any(_version(own) for own in self.variance_parameters().values()):
-            self._level = None  # values were written in place
+        empty = self.__dict__.get("_level") is not None and self.variance_empty
         names = () if made is None else self.posterior.parameters
         before = {name: own.detach() for name in names if (own := self._parameters.get(name)) is not None}
         super()._apply(fn, recurse)
@@ -132,15 +157,9 @@ class Weighted(StochasticLayer):
         cast = any(getattr(self, name).dtype != own.dtype for name, own in before.items())
         if cast and not _written(made, list(before.values())):
             self._note_variances()
+        if empty and not any(own.is_meta for own in self.variance_parameters().values()):
+            self._empty_at = [(_version(own), _checksum(own)) for own in self.variance_parameters().values()]
         return self
-
-    def _without_variances(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-        """What a state that lacks parameters of the variances leaves them at: their own values, or where they begin if they
-        have none yet; nothing if it also lacks the weight."""
-        level, weight = self.__dict__.get("_level"), state.get(f"{prefix}weight")
-        if level is None:
-            return {name: own.detach() for name, own in self.variance_parameters().items() if not own.is_meta}
-        return {} if weight is None else self._begun(weight.detach(), level)
 
     def set_variances(self, posterior: Posterior, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         """Replace the posterior by another, with the same variances or the nearest that it can represent; `set_posterior`

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from svdcompress.errors import DataError
 from svdcompress.sources import Data, Examples, FromDataset
 from svdcompress.sources.given import shown
+from svdcompress.train import generators_kept
 
 SEEN, AT_ONCE = 32, 4
 """Examples of each split that are looked at, spread over it, and how many are batched together: a `collate_fn` that pads to the
@@ -21,12 +22,16 @@ def check_shapes(data: Data, name: str | None, inputs: Any) -> None:
 
     inputs: the first few training examples, with which the files will be made.
     """
-    wanted = _shapes(inputs)
+    wanted, where = _shapes(inputs), f"{shown(name)}: " if name else ""
     for split, examples in (("training", data.train), ("validation", data.validation), ("test", data.test)):
         for found in _seen(examples):
+            if len(found) != len(wanted):
+                raise DataError(
+                    f"data: {where}not all batches have the same inputs: {len(wanted)} tensors at first, {len(found)} in other "
+                    f"{split} examples. The ONNX files take the same inputs at each call"
+                )
             if found != wanted:
                 one, other = next((a, b) for a, b in zip(wanted, found, strict=True) if a != b)
-                where = f"{shown(name)}: " if name else ""
                 raise DataError(
                     f"data: {where}not all examples have the same shape: {one} at first, {other} in other {split} examples. "
                     "The ONNX files take inputs of one shape, with any number of rows: pad all of them to one length, in the "
@@ -35,10 +40,13 @@ def check_shapes(data: Data, name: str | None, inputs: Any) -> None:
 
 
 def _seen(examples: Examples) -> list[list[tuple[int, ...]]]:
+    if not len(examples):
+        return []
     few = examples.subset(torch.linspace(0, len(examples) - 1, min(SEEN, len(examples))).long().unique())
     if isinstance(few, FromDataset):
         few.workers = 0  # starting processes would take longer
-    return [_shapes(inputs) for inputs, _ in few.batches(AT_ONCE)]
+    with generators_kept():  # datasets may draw random crops
+        return [_shapes(inputs) for inputs, _ in few.batches(AT_ONCE)]
 
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def dropped(preprocessing: Mapping[str, Any], kept: Sequence[int] | None) -> list[str] | None:
-    """The names of the columns of which no input is kept; None for data that are no table, or if inputs are not pruned.
+def dropped(preprocessing: Mapping[str, Any], kept: Sequence[int] | None, inputs: int) -> list[str] | None:
+    """The names of the columns of which no input is kept; None for data that are no table, if inputs are not pruned, or if a
+    transform has changed their number.
 
     A category is dropped as a whole: it has an input for each of its values. kept: indices of the inputs, as in `inputs_kept`.
+    inputs: how many the model took before.
     """
     columns = preprocessing.get("columns")
     if kept is None or not columns or preprocessing.get("tokenizer"):
@@ -20,4 +22,4 @@ def dropped(preprocessing: Mapping[str, Any], kept: Sequence[int] | None) -> lis
         if stay.isdisjoint(range(start, end)):
             gone.append(str(column))
         start = end
-    return gone
+    return gone if start == inputs else None

@@ -68,8 +68,8 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     inputs: the first few training examples. What is found goes into `data`: the dimension of the classes, warnings and notes.
     Raises ModelError if the model does not run on the inputs, if its output does not fit the loss or holds probabilities in
     place of logits, or if a pattern of the recipe matches nothing in it; DataError if it has fewer outputs than there are
-    classes, or if examples differ in shape; RecipeError for a wrong number of
-    class weights, or if `convert.dropout: draw` finds no dropout.
+    classes, or if examples differ in shape; RecipeError for a wrong number of class weights, or if `convert.dropout: draw`
+    finds no dropout.
     """
     model.eval()
     check_shapes(data, recipe.data.name, inputs)
@@ -96,7 +96,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
         )
     if likelihood_for(data.task).classes and main.dim() > 1:
         _check_classes(model, recipe, data, main, targets)
-    data.warnings += check_logits(model, recipe, data, main)
+    data.warnings += check_logits(model, recipe, data, inputs, main)
     data.notes += check_dropout(model, recipe, inputs)
     check_patterns(model, recipe, inputs)
     loss = check_loss(model, recipe, data, targets, output)

@@ -66,7 +66,9 @@ def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
     cures = []
     if found.times is not None:
         longer = math.ceil(found.times * recipe.train.epochs)
-        cures += [f"{found.times:.2g} times the steps (--epochs {longer}, or smaller batches)"]
+        cures += [
+            f"{found.times:{'.2g' if found.times < 10 else '.0f'}} times the steps (--epochs {longer}, or smaller batches)"
+        ]
         if recipe.train.optimizer == "sgd":  # SGD's learning rate does not apply to log sigma2
             cures += [f"--set train.lr_log_sigma2={found.lr_log_sigma2 * found.times:.2g}"]
         else:

@@ -160,7 +160,7 @@ def pruning(results: Mapping[str, Any], folder: Path | None) -> str:
             fact += f", and nothing of the column{'s' * (len(dropped) > 1)} {', '.join(map(str, dropped))}"
         if report.get("inputs_gathered") is False:
             fact += "; its ONNX file reads all of them, with zero weights, because that measured faster than selecting"
-        facts.append(escape(f"{fact}."))
+        facts.append(f"{fact}.")
     rounded = rounding(results)
     facts += [rounded] if rounded else []
     facts += [f"{str(note)[:1].upper()}{str(note)[1:]}." for note in report.get("notes") or ()]

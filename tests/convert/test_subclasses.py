@@ -172,6 +172,76 @@ def test_what_computes_otherwise_or_cannot_be_is_left(layer, reason):
     assert type(svdc.convert(model)[0]) is kind
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+
+def on_meta(kind):
+    with torch.device("meta"):
+        return svdc.convert(kind(), log_sigma2=-7.0)
+
+
+def garbage(model):
+    """Memory as `to_empty` may give it."""
+    model.to_empty(device="cpu")
+    for layer in model.children():
+        layer.log_sigma2.data.fill_(55.0)
+        layer._empty_at = [(own._version, int(own.detach().view(torch.int32).sum())) for own in [layer.log_sigma2]]
+    return model
+
+
+def two():
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+
+
+def test_a_dense_state_in_parts_for_layers_without_values():
+    model, state = garbage(on_meta(two)), two().state_dict()
+    for part in ("0.", "1."):
+        model.load_state_dict({name: value for name, value in state.items() if name.startswith(part)}, strict=False)
+    assert [float(layer.log_sigma2.mean()) for layer in model] == [-7.0, -7.0] and not any(one.variance_moved for one in model)
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_dense_state_for_tied_layers_without_values(assign):
+    model = on_meta(Tied)
+    model = model if assign else garbage(model)
+    model.load_state_dict(Tied().state_dict(), assign=assign)
+    assert float(model.a.log_sigma2.mean()) == float(model.b.log_sigma2.mean()) == -7.0
+
+
+def written(model):
+    with torch.no_grad():
+        for layer in model:
+            layer.log_sigma2.copy_(torch.full_like(layer.log_sigma2, -2.0))
+
+
+def replaced(model):
+    for layer in model:
+        layer._parameters["log_sigma2"] = nn.Parameter(torch.full((layer.out_features, 3), -2.0))
+
+
+def by_data(model):
+    for layer in model:
+        layer.log_sigma2.data.fill_(-2.0)
+
+
+@pytest.mark.parametrize("way", [written, by_data, replaced])
+def test_values_that_came_otherwise_are_kept_by_a_dense_state(way):
+    model = garbage(on_meta(two)) if way is not replaced else on_meta(two)
+    way(model)
+    model.load_state_dict(two().state_dict(), assign=way is replaced)
+    assert [float(layer.log_sigma2.mean()) for layer in model] == [-2.0, -2.0]
+
+
+def test_a_dense_state_is_no_training_of_the_variances():
+    model = svdc.convert(two())
+    model.load_state_dict(two().state_dict())
+    assert not any(layer.variance_moved or copy.deepcopy(layer).variance_moved for layer in model)
+
+
 def test_layers_whose_weights_are_no_real_numbers_stay_dense():
     model = nn.Sequential(nn.Linear(4, 3, dtype=torch.complex64), nn.Linear(3, 2))
     first, second = svdc.plan(model)

@@ -49,3 +49,26 @@ def test_the_variance_is_that_of_one_draw_of_the_weights_for_all_rows(tmp_path, 
     names = [value.name for value in session.get_outputs()]
     found = dict(zip(names, session.run(None, feeds), strict=True))["variance"][:, 0]
     np.testing.assert_allclose(found, exact, rtol=0.1)
+
+
+def test_rows_of_tokens_that_meet_show_with_a_single_example(tmp_path):
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.running = nn.Embedding(30, 8), Running()
+
+        def forward(self, ids):
+            return self.running(torch.einsum("ntd,t->nd", self.embed(ids), torch.arange(1.0, 6.0)))
+
+    torch.manual_seed(0)
+    model, ids = svdc.convert(Text(), include=["running.*"], log_sigma2=-2.0).eval(), torch.randint(30, (12, 5))
+    svdc.export_onnx(model, tmp_path / "mc.onnx", ids[:1], monte_carlo=True, task="regression")
+    session = onnxruntime.InferenceSession(str(tmp_path / "mc.onnx"))
+    feeds = {session.get_inputs()[0].name: ids.numpy(), "samples": np.array(2000), "seed": np.array(1)}
+    names = [value.name for value in session.get_outputs()]
+    found = dict(zip(names, session.run(None, feeds), strict=True))["variance"][:, 0]
+    read = torch.einsum("ntd,t->nd", model.embed(ids), torch.arange(1.0, 6.0)).detach().double()
+    read = read.cumsum(0) / torch.arange(1, 13)[:, None]
+    line = model.running.line
+    exact = (np.exp(-2.0) * line.relevant().double().flatten() * read.square()).sum(1)
+    np.testing.assert_allclose(found, exact.detach().numpy(), rtol=0.15)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from svdcompress.errors import DataError, ModelError
 from svdcompress.pipeline import check_model
+from svdcompress.pipeline._alike import check_shapes
 from svdcompress.pipeline._columns import dropped
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, FromDataset, InMemory, example_inputs
@@ -72,16 +73,52 @@ def test_probabilities_in_place_of_logits_are_refused():
         check(nn.Sequential(logits, nn.Softmax(1)), rows())
 
 
-def test_outputs_between_0_and_1_of_a_binary_task_are_told_of():
+def test_a_sigmoid_at_the_end_of_a_binary_model_is_refused():
+    """By its operation, as the logits of an untrained model may all lie between 0 and 1."""
     one = nn.Linear(5, 1)
-    one.weight.data.mul_(10)
-    given = InMemory(torch.randn(40, 5), (torch.arange(40) % 2).float()[:, None])
-    assert check(one, given, loss="binary", task="binary") == []
-    (line,) = check(nn.Sequential(one, nn.Sigmoid()), given, loss="binary", task="binary")
-    assert "all outputs of mlp for 32 examples lie between 0 and 1" in line and "leave out the last sigmoid" in line
+    one.weight.data.zero_()
+    one.bias.data.fill_(0.5)
+    given = InMemory(torch.randn(40, 5), (torch.arange(40) % 2).float())
+    assert check(nn.Sequential(one, nn.Flatten(0)), given, loss="binary", task="binary") == []
+    assert (
+        check(nn.Sequential(one, nn.Sigmoid(), one.__class__(1, 1), nn.Flatten(0)), given, loss="binary", task="binary") == []
+    )
+    with pytest.raises(ModelError, match=r"mlp returns probabilities \(they come from a sigmoid\).*leave out the last sigmoid"):
+        check(nn.Sequential(one, nn.Sigmoid(), nn.Flatten(0)), given, loss="binary", task="binary")
+
+
+def test_batches_with_other_inputs_and_splits_without_any():
+    def with_more(batch):
+        ids, labels = padded(batch)
+        return (ids, ids, labels) if len(batch) == 4 and batch[0][0][0] == 2 else (ids, labels)
+
+    rows = [(torch.full((7,), 1 + (n > 20)), n % 2) for n in range(40)]
+    with pytest.raises(DataError, match=r"not all batches have the same inputs: 1 tensors at first, 2 in other training"):
+        check(Bag(), FromDataset(rows, collate=with_more))
+    same = tokens([7] * 40)
+    assert check(Bag(), same, same.subset(torch.arange(0)), same) == []
+
+
+def test_the_check_draws_no_random_numbers():
+    class Cropped(list):
+        def __getitem__(self, at):
+            torch.rand(1)
+            return super().__getitem__(at)
+
+    torch.manual_seed(0)
+    want = torch.rand(1)
+    torch.manual_seed(0)
+    check_shapes(
+        *[Data(*[FromDataset(Cropped(tokens([7] * 40).dataset), collate=padded)] * 3, "classification", 2)],
+        None,
+        torch.ones(2, 7),
+    )
+    assert torch.equal(torch.rand(1), want)
 
 
 def test_columns_that_are_not_read():
     table = {"columns": ["size", "kind", "age"], "categories": {"kind": ["a", "b", "c"]}}
-    assert dropped(table, [0, 3, 4]) == [] and dropped(table, [2]) == ["size", "age"] and dropped(table, []) == table["columns"]
-    assert dropped(table, None) is None and dropped({}, [0]) is None and dropped({**table, "tokenizer": "x"}, [0]) is None
+    assert dropped(table, [0, 3, 4], 5) == [] and dropped(table, [2], 5) == ["size", "age"]
+    assert dropped(table, [], 5) == table["columns"] and dropped(table, None, 5) is None and dropped({}, [0], 5) is None
+    assert dropped({**table, "tokenizer": "x"}, [0], 5) is None
+    assert dropped(table, [0], 6) is None  # a transform has added a column

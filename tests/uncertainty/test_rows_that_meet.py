@@ -142,6 +142,23 @@ def test_rows_along_another_dimension_or_several_for_each_do_not_meet(dim):
     assert not torch.equal(*y.chunk(2))
 
 
+@pytest.mark.parametrize("form", ["one of each", "boxes", "loss"])
+def test_outputs_by_row_and_a_loss_beside_them_do_not_meet(form):
+    """As detectors return them, and language models that are given labels."""
+
+    class Other(Apart):
+        def forward(self, x):
+            y = super().forward(x)
+            if form == "loss":
+                return {"loss": y.mean(), "logits": y}
+            return list(y) if form == "one of each" else [{"boxes": row} for row in y]
+
+    model, x = svdc.convert(Other(), log_sigma2=-2.0).eval(), torch.randn(4, 8)
+    with torch.no_grad(), svdc.sampling(model) as sampler:
+        model(torch.cat([x, x]))
+        assert not sampler.shared
+
+
 def batch_statistics():
     layers = nn.Linear(8, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1)
     return svdc.convert(nn.Sequential(*layers), include=["0"], log_sigma2=-2.0).eval()
