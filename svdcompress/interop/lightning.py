@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch import callbacks
 from torch import Tensor
 
 from svdcompress.errors import UsageError
@@ -19,7 +20,7 @@ from svdcompress.objective import LinearWarmup, Schedule
 from svdcompress.relevance import relevance
 
 AVERAGING = tuple(
-    getattr(pl.callbacks, name) for name in ("StochasticWeightAveraging", "WeightAveraging") if hasattr(pl.callbacks, name)
+    getattr(callbacks, name) for name in ("StochasticWeightAveraging", "WeightAveraging") if hasattr(callbacks, name)
 )
 """Lightning's callbacks that keep a copy of the module; later versions have more of them."""
 
@@ -86,8 +87,8 @@ class SparsifyCallback(pl.Callback):
     def _refuse_copies(self, trainer: pl.Trainer) -> None:
         """Callbacks that average weights copy the module in their own `setup`: parameters of a copy from before the conversion
         would be averaged with others than their own."""
-        callbacks: list[Any] = list(getattr(trainer, "callbacks", ()))
-        for callback in callbacks[: callbacks.index(self)] if self in callbacks else ():
+        given: list[Any] = list(getattr(trainer, "callbacks", ()))
+        for callback in given[: given.index(self)] if self in given else ():
             if isinstance(callback, AVERAGING):
                 raise UsageError(
                     f"callbacks: {type(callback).__name__} comes before SparsifyCallback, so it would average a copy from "
