@@ -344,7 +344,7 @@ class VariationalLayer(Weighted):
         # match the state, but stay where it may be partial (an average of the parameters, one layer's weights).
         lacking = [name for name in self.posterior.parameters if prefix + name not in state_dict]
         fresh = self._first_values(state_dict.get(prefix + "weight")) if lacking and self.variance_empty else {}
-        state_dict.update({prefix + name: value for name, value in fresh.items()})
+        state_dict.update({prefix + name: fresh[name] for name in lacking if fresh})
         for name, like in (("mask", self.weight), ("bias_sigma2", self.bias)):
             stored = state_dict.get(prefix + name)
             if stored is None:
@@ -355,7 +355,7 @@ class VariationalLayer(Weighted):
             elif getattr(self, name) is None and like is not None:
                 setattr(self, name, torch.empty_like(like, dtype=stored.dtype, requires_grad=False))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if fresh:
+        if len(fresh) == len(lacking) > 0:
             self._note_variances()
         elif not self.variance_empty:
             missing = args[2]

@@ -94,8 +94,8 @@ def rows_meet(one: Any, other: Any, backwards: bool, batches: tuple[int, int], a
     one, other: outputs, in any structure, for the first rows of the same inputs, at two batch sizes. backwards: whether the
     rows of the other are in reverse order; without that, a row that depends on earlier ones alone looks independent. An
     output without rows, like a mean over all of them, must not depend on the batch at all, except for a single number beside
-    outputs with rows, such as a loss. again: the pass that gave them:
-    if its output differs from call to call, nothing can be said, and rows count as not meeting.
+    outputs with rows, such as a loss. again: the pass that gave them: if its output differs from call to call, nothing can be
+    said, and rows count as not meeting.
     """
     if not _differ(one, other, batches, backwards, None):
         return False
