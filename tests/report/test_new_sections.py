@@ -204,3 +204,15 @@ def test_a_file_in_which_no_layer_has_four_bits_is_not_called_one_of_four(result
     ):
         results["int4"] = {"file": "model_int4.onnx", "layers": dict(zip(("fc1", "fc2"), kinds, strict=True))}
         assert small_files(results)[-1].startswith(f"{words} four bits (model_int4.onnx): {kinds.count('int8')} of 2 layers")
+
+
+def test_columns_that_are_no_longer_read_are_named(results):
+    results["pruning"] |= {"inputs_kept": [0, 2], "columns_dropped": ["R&D", "age"]}
+    assert "reads 2 of the inputs, and nothing of the columns R&amp;D, age." in _sections.pruning(results, None)
+    results["pruning"]["columns_dropped"] = []
+    assert "reads 2 of the inputs." in _sections.pruning(results, None)
+
+
+def test_the_coverage_of_a_table_says_of_what(results):
+    results["uncertainty"]["sparse, 100 samples"]["coverage"] = 0.93
+    assert "coverage of the central 95%" in _sections.uncertainty(results, None)

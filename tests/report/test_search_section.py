@@ -128,3 +128,11 @@ def test_a_run_whose_interval_has_no_upper_end_is_drawn_without_it(high):
     assert found is not None
     point, dense = found
     assert (point.ratio, point.error, point.upper, dense) == (2.0, 1.25, None if high is None else 1.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "unit"), [("classification", " points"), ("regression", "% of the RMSE"), ("gaussian", "% of the RMSE")]
+)
+def test_a_budget_is_told_with_its_unit(results, task, unit):
+    found = results | {"task": task, "search": results["search"] | {"goal": None, "max_drop": 3.0, "met": True}}
+    assert f"Asked for: at most 3{unit} lost." in search(found, None)
