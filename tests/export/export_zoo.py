@@ -123,7 +123,7 @@ def draws(
         twin = copy.deepcopy(model).eval()
         sizes = [math.prod(batch if size is None else size for size in part["shape"]) for part in layout]
         chunks = list(zip(layout, row.split(sizes), strict=True))
-        replay = Replay(torch.cat([chunk for part, chunk in chunks if part["of"] == "output"]))
+        replay = Replay(torch.cat([row[:0], *(chunk for part, chunk in chunks if part["of"] == "output")]))
         whole = {part["layer"] for part, _ in chunks if part["of"] != "output"}
         for name, module in twin.named_modules():
             if isinstance(module, StochasticLayer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import export_zoo as zoo
@@ -126,7 +127,7 @@ def test_rounds_of_several_draws(in_rounds, batch, samples):
 
 
 class Mixing(nn.Module):
-    """Rows depend on each other, so several draws cannot share a batch."""
+    """Rows depend on each other, so several draws cannot share a batch, and weights are drawn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,8 +143,9 @@ class Mixing(nn.Module):
 def test_rows_that_look_at_each_other(tmp_path):
     model = zoo.varied(Mixing())
     exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input", verify=False)
-    assert exported.parity is None
-    x, noise = torch.randn(5, 6), torch.randn(9, 35)
+    assert exported.parity is None and {part["of"] for part in exported.metadata["noise"]} == {"weight", "bias"}
+    width = sum(math.prod(part["shape"]) for part in exported.metadata["noise"])
+    x, noise = torch.randn(5, 6), torch.randn(9, width)
     got = run(session(exported.path), 9, input=x.numpy(), noise=noise.numpy())
     agree(got, zoo.classification(zoo.draws(model, x, noise, exported.metadata["noise"], len(x))))
 
@@ -169,11 +171,11 @@ class Positions(nn.Module):
 def test_noise_without_a_batch_dimension(tmp_path, mixing):
     model = svdc.convert_dropout(zoo.varied(Positions(mixing)))
     exported = export_onnx(model, tmp_path / "mc.onnx", torch.zeros(2, 6), monte_carlo=True, noise="input")
-    assert exported.metadata["noise"] == [
-        {"layer": "drop", "of": "output", "shape": [6]},
-        {"layer": "head", "of": "output", "shape": [None, 3]},
-    ]
-    x, noise = torch.randn(5, 6), torch.randn(9, 6 + 15)
+    whole = [{"layer": "head", "shape": [3, 6], "of": "weight"}, {"layer": "head", "shape": [3], "of": "bias"}]
+    by_row = [{"layer": "head", "of": "output", "shape": [None, 3]}]
+    layout = [{"layer": "drop", "of": "output", "shape": [6]}, *(whole if mixing else by_row)]
+    assert exported.metadata["noise"] == layout
+    x, noise = torch.randn(5, 6), torch.randn(9, 6 + (18 + 3 if mixing else 15))
     got = run(session(exported.path), 9, input=x.numpy(), noise=noise.numpy())
     agree(got, zoo.classification(zoo.draws(model, x, noise, exported.metadata["noise"], len(x))))
 
