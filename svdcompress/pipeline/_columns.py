@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 
-def dropped(preprocessing: Mapping[str, Any], kept: Sequence[int] | None, inputs: int) -> list[str] | None:
+
+def dropped(preprocessing: Mapping[str, Any], kept: Sequence[int] | None, inputs: Any) -> list[str] | None:
     """The names of the columns of which no input is kept; None for data that are no table, if inputs are not pruned, or if a
     transform has changed their number.
 
     A category is dropped as a whole: it has an input for each of its values. kept: indices of the inputs, as in `inputs_kept`.
-    inputs: how many the model took before.
+    inputs: some that the model took before.
     """
     columns = preprocessing.get("columns")
     if kept is None or not columns or preprocessing.get("tokenizer"):
@@ -22,4 +24,4 @@ def dropped(preprocessing: Mapping[str, Any], kept: Sequence[int] | None, inputs
         if stay.isdisjoint(range(start, end)):
             gone.append(str(column))
         start = end
-    return gone if start == inputs else None
+    return gone if isinstance(inputs, Tensor) and start == inputs.shape[-1] else None

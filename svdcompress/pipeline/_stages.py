@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from svdcompress.pipeline._begin import Opened, convert_stage, dense_stage, open_stage, train_stage
 from svdcompress.pipeline._calibrate import KEPT, calibrate_stage, measure_promises, promise_stage
 from svdcompress.pipeline._columns import dropped
@@ -63,7 +61,7 @@ def run_stages(context: Context) -> dict[str, Any]:
                 context.history += fit.history
                 context.results.recover_lr = fit.lr_instead
     context.results.pruning = {name: value for name, value in small.pruning.items() if name not in ("surgery", "outputs_kept")}
-    if (gone := _unread(opened, small)) is not None:
+    if (gone := dropped(opened.data.preprocessing, small.pruning.get("inputs_kept"), opened.inputs)) is not None:
         context.results.pruning["columns_dropped"] = gone
         context.note(f"columns that the model no longer reads: {', '.join(gone) or 'none'} (prune.remove_inputs)")
     wrong = error = None
@@ -114,8 +112,3 @@ def _calibrated(context: Context, opened: Opened, small: Small, late: Late) -> S
         keep(context, opened, done)
         context.attempt("what validation data promise", partial(promise_stage, context, opened, done))
     return done
-
-
-def _unread(opened: Opened, small: Small) -> list[str] | None:
-    inputs = opened.inputs.shape[-1] if isinstance(opened.inputs, Tensor) else 0
-    return dropped(opened.data.preprocessing, small.pruning.get("inputs_kept"), inputs)

@@ -186,11 +186,9 @@ def on_meta(kind):
 
 def garbage(model):
     """Memory as `to_empty` may give it."""
-    model.to_empty(device="cpu")
-    for layer in model.children():
-        layer.log_sigma2.data.fill_(55.0)
-        layer._empty_at = [(own._version, int(own.detach().view(torch.int32).sum())) for own in [layer.log_sigma2]]
-    return model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_like", lambda tensor, **more: torch.full_like(tensor, 55.0, **more))
+        return model.to_empty(device="cpu")
 
 
 def two():

@@ -118,7 +118,10 @@ def test_the_check_draws_no_random_numbers():
 
 def test_columns_that_are_not_read():
     table = {"columns": ["size", "kind", "age"], "categories": {"kind": ["a", "b", "c"]}}
-    assert dropped(table, [0, 3, 4], 5) == [] and dropped(table, [2], 5) == ["size", "age"]
-    assert dropped(table, [], 5) == table["columns"] and dropped(table, None, 5) is None and dropped({}, [0], 5) is None
-    assert dropped({**table, "tokenizer": "x"}, [0], 5) is None
-    assert dropped(table, [0], 6) is None  # a transform has added a column
+    rows = torch.ones(2, 5)
+    assert dropped(table, [0, 3, 4], rows) == [] and dropped(table, [2], rows) == ["size", "age"]
+    assert (
+        dropped(table, [], rows) == table["columns"] and dropped(table, None, rows) is None and dropped({}, [0], rows) is None
+    )
+    assert dropped({**table, "tokenizer": "x"}, [0], rows) is None
+    assert dropped(table, [0], torch.ones(2, 6)) is None  # a transform has added a column

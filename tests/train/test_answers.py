@@ -110,6 +110,10 @@ def bound_to_a_batch(logits):
     return logits - logits.mean(0)
 
 
+def bound_to_earlier_rows(logits):
+    return logits - logits.cumsum(0)
+
+
 @pytest.mark.parametrize(
     ("changed", "teacher"),
     [
@@ -120,9 +124,20 @@ def bound_to_a_batch(logits):
         ({}, Counted(nn.Sequential(net(5), Fresh()))),  # its own randomness
         ({}, Counted(nn.Sequential(net(5), nn.BatchNorm1d(2, track_running_stats=False)))),
         ({}, Counted(net(5), bound_to_a_batch)),
+        ({}, Counted(net(5), bound_to_earlier_rows)),
         ({}, Counted(net(5), lambda logits: {"logits": logits, "loss": logits.sum()})),
     ],
-    ids=["augmented", "one epoch", "layers", "too many", "by chance", "batch statistics", "of a batch", "named"],
+    ids=[
+        "augmented",
+        "one epoch",
+        "layers",
+        "too many",
+        "by chance",
+        "batch statistics",
+        "of a batch",
+        "of earlier rows",
+        "named",
+    ],
 )
 def test_it_is_asked_in_each_step_where_answers_change_or_count_once(changed, teacher, monkeypatch, request):
     changed, teacher = dict(changed), copy.deepcopy(teacher)
