@@ -91,8 +91,18 @@ def other_outputs(output: Any) -> dict[str, Tensor]:
     What is not a prediction is left out: single numbers such as a loss, and hidden states, attentions and caches by name.
     """
     main = main_output(output)
-    found = {f"output_{name}" if name[:1].isdigit() else name: tensor for name, tensor in _tensors(output, "")}
+    found = _named(output)
     return {name: each for name, each in found.items() if each is not main and each.is_floating_point() and each.dim()}
+
+
+def main_name(output: Any) -> str:
+    """The name of the main tensor of a model's output; "output" if it has none of its own."""
+    main = main_output(output)
+    return next((name for name, each in _named(output).items() if each is main), "") or "output"
+
+
+def _named(output: Any) -> dict[str, Tensor]:
+    return {f"output_{name}" if name[:1].isdigit() else name: tensor for name, tensor in _tensors(output, "")}
 
 
 def _tensors(output: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,10 @@ def export(
         typer.Option(metavar="FORM", help="none; int8; int4 or float16 (stored so, run in float32); auto: int8 where it can."),
     ] = "none",
     compact: Annotated[bool, typer.Option("--compact", help="Without zeros; they come back as the file is loaded.")] = False,
+    dynamic_axis: Annotated[
+        list[str] | None,
+        typer.Option(metavar="INPUT:DIMENSION=NAME", help="A dimension whose size stays open: input:2=height. Several times."),
+    ] = None,
     model: ModelAgain = None,
     trust_code: TrustCode = False,
     json: Json = False,
@@ -69,7 +74,8 @@ def export(
     if out.exists():
         raise OutputError(f"--out: {out} exists already; name another file")
     check_file(out)
-    recipe, inputs = opened.recipe, example_inputs(opened.data.train, 2)
+    recipe, inputs = opened.recipe, example_inputs(opened.data_as_read.train, 2)
+    axes = _open_axes(dynamic_axis) if dynamic_axis else recipe.export.dynamic_axes
     results = opened.results if (run / "report.json").is_file() else {}
     units = baked(opened.preprocessing, recipe.task, opened.dim)
     metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task, draws=monte_carlo)
@@ -79,14 +85,15 @@ def export(
         more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise}
         more["further"] = sets_of(results, "samples", own) if recipe.export.sets else None
         metadata |= promised(results, "samples")
-        written = export_onnx(small, out, units.inputs(inputs), opset=opset, metadata=metadata, **more)
+        more |= {"opset": opset, "metadata": metadata, "dynamic_axes": axes}
+        written = export_onnx(small, out, units.inputs(inputs), **more)
     else:
-        batches = partial(feed, opened.data)
+        batches = partial(feed, opened.data_as_read)
         timed = chosen_by_time(recipe)
         task, dim = recipe.task, opened.dim
         sets = (lambda model: sets_of(results, "mean", own_likelihood(model, task, dim))) if recipe.export.sets else None
         metadata |= promised(results, "mean")
-        more = {"opset": opset, "metadata": metadata, "timed": timed, "units": units, "sets": sets}
+        more = {"opset": opset, "metadata": metadata, "dynamic_axes": axes, "timed": timed, "units": units, "sets": sets}
         written, _ = export_model(opened.model, out, inputs, batches, **more)
     told = ""
     if compact or precision != "none":
@@ -99,6 +106,18 @@ def export(
     names = f"inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}"
     close = f"; at most {written.parity:.2g} from PyTorch" if written.parity is not None else ""
     out_console().print(f"{out}: {written.bytes:,} bytes; {names}{close}{told}", highlight=False)
+
+
+def _open_axes(given: list[str]) -> dict[str, dict[int, str]]:
+    """`dynamic_axes` from entries such as input:2=height. Raises UsageError for others."""
+    found: dict[str, dict[int, str]] = {}
+    for entry in given:
+        match = re.fullmatch(r"(.+):(\d+)=(.+)", entry)
+        if match is None:
+            raise UsageError(f"--dynamic-axis: {entry!r} is not INPUT:DIMENSION=NAME, as in input:2=height")
+        name, dim, axis = match.groups()
+        found.setdefault(name, {})[int(dim)] = axis
+    return found
 
 
 def report(run: Run, json: Json = False, debug: Debug = False) -> None:

@@ -7,10 +7,11 @@
 onnx, onnxscript and onnxruntime are imported when a file is written or checked, not with this package.
 """
 
+from svdcompress.export._axes import Axes
 from svdcompress.export._bits import added_error, allocated_bits, importance, round_weights, suggested_bits
 from svdcompress.export._compact import write_compact
-from svdcompress.export._export import Exported, check_parity, export_onnx
-from svdcompress.export._few_bits import FEW_BITS_OPSET, weights_of, write_few_bits
+from svdcompress.export._export import Exported, check_open, check_parity, export_onnx
+from svdcompress.export._few_bits import FEW_BITS_OPSET, weight_shapes, weights_of, write_few_bits
 from svdcompress.export._half import write_half
 from svdcompress.export._int8 import Int8
 from svdcompress.export._metadata import read_metadata
@@ -20,11 +21,13 @@ from svdcompress.export._unpack import unpack
 __all__ = [
     "FEW_BITS_OPSET",
     "PRECISIONS",
+    "Axes",
     "Exported",
     "Int8",
     "Packed",
     "added_error",
     "allocated_bits",
+    "check_open",
     "check_parity",
     "export_onnx",
     "importance",
@@ -33,6 +36,7 @@ __all__ = [
     "round_weights",
     "suggested_bits",
     "unpack",
+    "weight_shapes",
     "weights_of",
     "write_compact",
     "write_few_bits",

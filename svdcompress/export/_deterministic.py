@@ -36,12 +36,12 @@ class Deterministic:
         plain = eval_copy(self.reference)
         freeze(plain)
         module = Positional(plain, self.signature, self.signature.resized(TRACE_BATCH))
-        inputs = len(self.signature.names)
 
         def examples(batch: int) -> list[Tensor]:
             return self.signature.tried(batch, module.named)[0]
 
-        graph = trace(module, examples, self.signature.names, lambda batch: [{0: batch}] * inputs, opset)
+        axes = self.signature.open
+        graph = trace(module, examples, self.signature.names, axes.dynamic, axes.axes, opset)
         _name_transposed(graph, plain)
         strip_shapes(graph)
         return graph

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from svdcompress.errors import ExportError
 from svdcompress.export._inputs import Signature
-from svdcompress.export._noise import Call, Source, calls
+from svdcompress.export._noise import Call, Source, calls, same_noise
 from svdcompress.export._outputs import running
+from svdcompress.export._parity import BATCHES
 from svdcompress.export._trace import OWN, TRACE_BATCH
 from svdcompress.likelihoods import Statistics
 
@@ -32,12 +33,12 @@ class DrawModule(nn.Module):
         self.model = model
         self.source, self.signature, self.statistics = source, signature, statistics
         self.calls: list[Call] = []
-        self.sums: list[tuple[int, ...]] = []
+        self.sums: list[tuple[int | None, ...]] = []  # shapes but for the batch, with None for what open dimensions change
         self.widest = 1  # numbers in the widest activation, for one row of the batch
 
     def probe(self) -> None:
         """Record the calls of the layers, the widest activation, and the shapes of the sums, for one row of the batch."""
-        shapes: list[list[torch.Size]] = []
+        shapes: dict[int, list[torch.Size]] = {}
 
         def run(batch: int) -> None:
             def look(module: nn.Module, args: Any, output: Any) -> None:
@@ -52,14 +53,24 @@ class DrawModule(nn.Module):
                     f"monte_carlo: the output has the shape {tuple(sums[0].shape)} for {batch} rows; the first dimension must "
                     "be the batch"
                 )
-            shapes.append([total.shape[1:] for total in sums])
+            shapes[batch] = [total.shape[1:] for total in sums]
 
-        self.calls = calls(self.source, run, (TRACE_BATCH, TRACE_BATCH + 2))
+        first, second = TRACE_BATCH, TRACE_BATCH + 2
+        self.calls = calls(self.source, run, (first, second))
         if not self.calls:
             raise ExportError("monte_carlo: the model's stochastic layers are not called: there is no uncertainty to sample")
-        if shapes[0] != shapes[1]:
+        if shapes[first] != shapes[second]:
             raise ExportError("monte_carlo: the shape of the output depends on the batch size beyond its first dimension")
-        self.sums = [tuple(shape) for shape in shapes[0]]
+        if self.signature.open:
+            for batch in (BATCHES[0], BATCHES[-1]):  # these have other sizes
+                same_noise(self.source, run, batch, self.calls)
+        self._shapes = {batch: [tuple(shape) for shape in found] for batch, found in shapes.items()}
+        self.sums = [_in_common(each) for each in zip(*self._shapes.values(), strict=True)]
+
+    def example_sums(self, batch: int) -> tuple[Tensor, ...]:
+        """Sums of the shapes that they have at a batch size of the checks."""
+        known = self._shapes.get(batch, self._shapes[TRACE_BATCH])
+        return tuple(torch.full((batch, *shape), 0.5, dtype=torch.float64) for shape in known)
 
     def size(self, batch: Any) -> Any:
         """How many numbers of noise one draw takes at a batch size."""
@@ -69,6 +80,13 @@ class DrawModule(nn.Module):
         """Statistics of one draw. chunks: for each call its noise, or the drawn parameter if the source is `placed`."""
         self.source.give(chunks)
         return self.statistics.of_draw(self.signature.call(self.model, tensors))
+
+
+def _in_common(shapes: Sequence[tuple[int, ...]]) -> tuple[int | None, ...]:
+    """The sizes that all shapes have, None where they differ. Raises ExportError if they differ in their number."""
+    if len({len(shape) for shape in shapes}) > 1:
+        raise ExportError("monte_carlo: the number of the output's dimensions depends on the sizes of `dynamic_axes`")
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
 
 
 @contextmanager
@@ -92,10 +110,7 @@ class Traced(nn.Module):
         super().__init__()
         self.draw = draw
         self.names = [f"statistic_{i}" for i in range(len(draw.sums))]
-        self.names += list(draw.statistics.outputs(self._example_sums(1), torch.tensor(1)))
-
-    def _example_sums(self, batch: int) -> tuple[Tensor, ...]:
-        return tuple(torch.full((batch, *shape), 0.5, dtype=torch.float64) for shape in self.draw.sums)
+        self.names += list(draw.statistics.outputs(draw.example_sums(1), torch.tensor(1)))
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         draw, rest = self.draw, iter(arguments)
@@ -111,7 +126,7 @@ class Traced(nn.Module):
             return dict(zip(self.names, self.draw.of_draw(tensors, chunks), strict=False))
 
         tensors, _ = self.draw.signature.tried(batch, answer)
-        return [*tensors, *chunks, *self._example_sums(batch), torch.tensor(2)]
+        return [*tensors, *chunks, *self.draw.example_sums(batch), torch.tensor(2)]
 
     def argument_names(self) -> list[str]:
         chunks = [chunk_name(i) for i in range(len(self.draw.calls))]
@@ -120,9 +135,10 @@ class Traced(nn.Module):
 
     def dynamic(self, batch: Any) -> list[dict[int, Any]]:
         """The dynamic dimensions of each argument, in terms of the dimension `batch`."""
-        inputs = len(self.draw.signature.names)
         chunks: list[dict[int, Any]] = [{0: call.size(batch)} if call.per_row else {} for call in self.draw.calls]
-        return [*({0: batch} for _ in range(inputs)), *chunks, *({0: batch} for _ in self.draw.sums), {}]
+        free = torch.export.Dim.DYNAMIC
+        sums = [{0: batch, **{dim: free for dim, size in enumerate(shape, 1) if size is None}} for shape in self.draw.sums]
+        return [*self.draw.signature.open.dynamic(batch), *chunks, *sums, {}]
 
 
 def chunk_name(index: int) -> str:
@@ -140,8 +156,7 @@ def oracle(draw: DrawModule, tensors: Sequence[Tensor], noise: Tensor) -> dict[s
     """The outputs that the file must give for noise of shape (samples, size(batch)), one draw at a time. draw: of a model
     that was made to `listen`."""
     batch = tensors[0].shape[0]
-    sums = [torch.zeros((batch, *shape), dtype=torch.float64) for shape in draw.sums]
-    for row in noise:
-        chunks = row.split([call.size(batch) for call in draw.calls])
-        sums = [total + new for total, new in zip(sums, draw.of_draw(tensors, chunks), strict=True)]
-    return draw.statistics.outputs(tuple(sums), torch.tensor(len(noise)))
+    sizes = [call.size(batch) for call in draw.calls]
+    draws = [draw.of_draw(tensors, row.split(sizes)) for row in noise]
+    sums = tuple(torch.stack([each.double() for each in column]).sum(0) for column in zip(*draws, strict=True))
+    return draw.statistics.outputs(sums, torch.tensor(len(noise)))

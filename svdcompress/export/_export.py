@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from svdcompress.batch import unwrapped
 from svdcompress.errors import ExportError, UsageError
+from svdcompress.export._axes import Axes
 from svdcompress.export._copies import eval_copy, unmask_past
 from svdcompress.export._deterministic import Deterministic, compare
 from svdcompress.export._inputs import Signature
-from svdcompress.export._metadata import encode
+from svdcompress.export._metadata import encode, read_metadata
 from svdcompress.export._monte_carlo import MonteCarlo, Options
 from svdcompress.export._tempered import Further, finished
 from svdcompress.likelihoods import Likelihood, resolve
@@ -68,6 +69,7 @@ def export_onnx(
     dim: int | None = None,
     parts: bool = False,
     further: Further | None = None,
+    dynamic_axes: Axes | None = None,
     metadata: Mapping[str, Any] | None = None,
     opset: int = 20,
     verify: bool = True,
@@ -79,7 +81,8 @@ def export_onnx(
     key, or are numbered from "output_1". With `monte_carlo`: the predictive distribution over `samples` draws, as from
     `mc_predict`; see the notes below.
 
-    The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example. The file
+    The first dimension of every input and output is the dynamic "batch"; other dimensions are those of the example, except
+    for those in `dynamic_axes`. The file
     is checked by onnx.checker and, with `verify`, run in onnxruntime and compared with PyTorch at batches of 1, 3 and 7
     rows, of which only 3 was traced. Of a Monte-Carlo file, the form with the noise as an input is compared; the one that
     draws differs from it only in the source of its noise. Only once all checks have passed does the file appear under `path`
@@ -104,6 +107,9 @@ def export_onnx(
         first. None: those of the likelihood, or no tau, and dimension 1.
     parts: outputs `aleatoric` and `epistemic` for classification and binary, too.
     further: a function from the file's outputs by name to more outputs, float32; it becomes part of the graph.
+    dynamic_axes: dimensions whose size the file leaves open, by input and dimension, with a name for each: {"input": {2:
+        "height", 3: "width"}}. Dimensions of one name have one size. At batches of 1 and 7 rows the file is then compared
+        with PyTorch at other sizes than the example's. The metadata says which they are.
     metadata: for the file's `metadata_props`; text or anything JSON-able. Versions are added and, if pruning removed input
         features, "inputs": which features of the original model are still read, and along which dimension.
     opset: 18 to 23, but at most 21 for a file that draws.
@@ -133,12 +139,19 @@ def export_onnx(
     _check_dense(model)
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
-    signature = Signature(reference, example_inputs)
+    signature = Signature(reference, example_inputs, dynamic_axes)
     if monte_carlo:
         work: MonteCarlo | Deterministic = MonteCarlo(reference, signature, Options(likelihood, noise, parts, further))
     else:
         work = Deterministic(finished(reference, likelihood, further), signature)
-    props = {**_inputs(model), **(metadata or {}), **_versions(), **work.metadata, **_temperature(likelihood, monte_carlo)}
+    props = {
+        **_inputs(model),
+        **(metadata or {}),
+        **_axes(dynamic_axes),
+        **_versions(),
+        **work.metadata,
+        **_temperature(likelihood, monte_carlo),
+    }
     encoded = encode(props)
     graph = work.graph(opset, verify)
     _sign(graph, encoded, type(reference).__name__)
@@ -160,7 +173,19 @@ def check_parity(
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
     finished(reference, resolve(unwrapped(model), task), further)
-    return max(compare(Path(path), reference, Signature(reference, example_inputs)).values())
+    axes = read_metadata(path).get("dynamic_axes") or {}
+    signature = Signature(
+        reference, example_inputs, {name: {int(d): a for d, a in dims.items()} for name, dims in axes.items()}
+    )
+    return max(compare(Path(path), reference, signature).values())
+
+
+def check_open(model: nn.Module, example_inputs: Any, dynamic_axes: Axes) -> list[set[int]]:
+    """The open dimensions of each tensor of the inputs, after a check that the model takes other sizes of them.
+
+    Raises UsageError for dimensions that the inputs do not have, and ExportError if it takes no other sizes.
+    """
+    return [set(dims) for dims in Signature(eval_copy(model), example_inputs, dynamic_axes).open.axes]
 
 
 def _check_dense(model: nn.Module) -> None:
@@ -190,6 +215,12 @@ def _temperature(likelihood: Likelihood, monte_carlo: bool) -> dict[str, float]:
     """Metadata on the temperature that is in the file; {} if it is 1."""
     found = likelihood.temperature if monte_carlo else likelihood.of_mean().temperature
     return {} if found == 1 else {"temperature": found}
+
+
+def _axes(dynamic_axes: Axes | None) -> dict[str, Any]:
+    """Metadata on the open dimensions; {} if there are none."""
+    found = {name: {str(dim): axis for dim, axis in dims.items()} for name, dims in (dynamic_axes or {}).items() if dims}
+    return {"dynamic_axes": found} if found else {}
 
 
 def _versions() -> dict[str, str]:

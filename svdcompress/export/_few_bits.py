@@ -84,6 +84,11 @@ def weights_of(path: str | Path) -> list[str]:
     return [tensor.name for tensor in graph.initializer if _taken(tensor, fixed) is not None]
 
 
+def weight_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors of a file, by name."""
+    return {tensor.name: tuple(tensor.dims) for tensor in read(Path(path)).graph.initializer}
+
+
 def _taken(tensor: TensorProto, fixed: set[str]) -> np.ndarray | None:
     """The numbers of a weight to be rounded; None for other tensors."""
     import onnx

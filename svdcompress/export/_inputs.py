@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import ExportError
+from svdcompress.export._axes import Axes, OpenAxes
 
 
 class Signature:
@@ -18,9 +19,10 @@ class Signature:
 
     names: input names in the file: "input" for a single positional tensor, else the argument names.
     tensors: the examples, float32 where they are floating, on the CPU, batch first, in the order of `names`.
+    open: the dimensions besides the batch whose sizes the file leaves open.
     """
 
-    def __init__(self, model: nn.Module, example_inputs: Any) -> None:
+    def __init__(self, model: nn.Module, example_inputs: Any, dynamic_axes: Axes | None = None) -> None:
         if isinstance(example_inputs, Tensor):
             example_inputs = (example_inputs,)
         if isinstance(example_inputs, Mapping):
@@ -37,6 +39,9 @@ class Signature:
         self.tensors = [_plain(self._arguments[key]) for key in self._keys]
         self._arguments = {key: None if key in self._keys else value for key, value in self._arguments.items()}
         self.batch = _batch(self.names, self.tensors)
+        self.open = OpenAxes(self.names, self.tensors, dynamic_axes)
+        if self.open:
+            self.open.find(lambda tensors: self.call(model, tensors), [tensor[:1] for tensor in self.tensors])
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
         """The model's output for these inputs, fixed arguments filled in."""
@@ -45,8 +50,10 @@ class Signature:
         return model(*positional, **{key: value for key, value in arguments.items() if isinstance(key, str)})
 
     def resized(self, batch: int) -> list[Tensor]:
-        """The examples repeated or cut to another batch size, values unchanged."""
-        return [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
+        """The examples repeated or cut to another batch size, values unchanged. Open dimensions have the size that `open`
+        gives batches of this size."""
+        rows = [tensor[torch.arange(batch) % self.batch].clone() for tensor in self.tensors]
+        return self.open.at(rows, self.open.of_check(batch))
 
     def moved(self, batch: int) -> list[Tensor]:
         """As `resized`, with noise added to floating inputs and the integers of each row in an order of their own, so that no

@@ -39,6 +39,8 @@ def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
     """
     import onnx_ir as ir
 
+    if several and any(None in shape for shape in draw.sums):
+        raise RowsError("the shape of the outputs is open")
     graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
     statistics, outputs = graph.outputs[: len(draw.sums)], graph.outputs[len(draw.sums) :]
@@ -58,7 +60,9 @@ def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
     if several:
         repeat_rows(op, parts.tail, data, rounds.copies, op.shape(rounds.rows))
     body = rounds.make_body(noise)
-    starts = [op("ConstantOfShape", op.shape(rounds.batch, *shape), value=ir.Tensor(np.zeros(1))) for shape in draw.sums]
+    # Open dimensions start at 1: the first addition gives the sums the shape of a draw.
+    shapes = [[1 if size is None else size for size in shape] for shape in draw.sums]
+    starts = [op("ConstantOfShape", op.shape(rounds.batch, *shape), value=ir.Tensor(np.zeros(1))) for shape in shapes]
     results = op.many("Loop", len(starts), rounds.trips, op.constant(True), *starts, body=body)
     for total, result in zip(totals, results, strict=True):
         replace(late, total, result)
@@ -232,12 +236,13 @@ class Rounds:
             replace(parts.tail, value, rows)
             parts.statistics = [rows if statistic is value else statistic for statistic in parts.statistics]
 
-    def _summed(self, op: Builder, value: ir.Value, places: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+    def _summed(self, op: Builder, value: ir.Value, places: ir.Value, shape: tuple[int | None, ...]) -> ir.Value:
         """A statistic summed over the round's draws, except those beyond `samples`."""
         if not self.parts.several:
             return value
         outer = self.op
-        draws = op("Reshape", value, outer.shape(self.copies, self.batch, *shape))
+        sizes = [size for size in shape if size is not None]  # all of them, or there would not be several draws in a round
+        draws = op("Reshape", value, outer.shape(self.copies, self.batch, *sizes))
         counts = op("Reshape", op("Less", places, self.samples), outer.constant([-1, *[1] * (1 + len(shape))]))
         return op("ReduceSum", op("Where", counts, draws, outer.constant(0, np.float64)), outer.constant([0]), keepdims=0)
 

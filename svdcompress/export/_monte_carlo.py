@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from svdcompress.errors import ExportError
 from svdcompress.export import _loop, _parity
 from svdcompress.export._copies import eval_copy
-from svdcompress.export._draw import NOISE, SAMPLES, SEED, DrawModule, Traced, oracle
+from svdcompress.export._draw import NOISE, SAMPLES, SEED, SUM, DrawModule, Traced, oracle
 from svdcompress.export._generator import draw_inside
 from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
 from svdcompress.export._posterior import drawn_whole
 from svdcompress.export._rows import RowsError
 from svdcompress.export._tempered import Further, WithFurther
-from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
+from svdcompress.export._trace import TRACE_BATCH, rename_dimensions, strip_shapes, trace
 from svdcompress.export._write import write
 from svdcompress.likelihoods import Likelihood
 
@@ -103,7 +103,9 @@ class MonteCarlo:
 
     def _traced(self, opset: int) -> ir.Model:
         module = Traced(self._frozen)
-        return trace(module, module.examples, module.argument_names(), module.dynamic, opset)
+        graph = trace(module, module.examples, module.argument_names(), module.dynamic, self.signature.open.axes, opset)
+        _name_sums(graph, self._frozen.sums)
+        return graph
 
     def _verify(self, graph: ir.Model) -> None:
         with tempfile.TemporaryDirectory(prefix="svdcompress") as folder:
@@ -156,3 +158,14 @@ class MonteCarlo:
         feeds = {name: tensor.numpy() for name, tensor in zip(self.signature.names, tensors, strict=True) if name in there}
         seed = {SEED: torch.tensor(1).numpy()} if SEED in there else {}
         return {**feeds, **seed, SAMPLES: torch.tensor(CHECKED_SAMPLES).numpy()}
+
+
+def _name_sums(graph: ir.Model, shapes: list[tuple[int | None, ...]]) -> None:
+    """Give the open dimensions of the sums, and so of the outputs, the names that they have in the statistics of a draw."""
+    sums: Any = [value for value in graph.graph.inputs if str(value.name).startswith(SUM)]
+    names = {}
+    statistics: Any = graph.graph.outputs
+    for total, statistic, shape in zip(sums, statistics, shapes, strict=False):
+        names |= {str(total.shape[dim]): str(statistic.shape[dim]) for dim, size in enumerate(shape, 1) if size is None}
+    if names:
+        rename_dimensions(graph, names)

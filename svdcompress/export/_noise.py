@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import NormalDist
 from typing import Any
 
@@ -215,6 +216,23 @@ def calls(source: Source, run: Callable[[int], Any], batches: tuple[int, int]) -
     if [asked[:2] for asked in first] != [asked[:2] for asked in second]:
         raise ExportError("monte_carlo: which stochastic layers are called depends on the batch size")
     return [_call(asked, other[2], *batches) for asked, other in zip(first, second, strict=True)]
+
+
+def same_noise(source: Source, run: Callable[[int], Any], batch: int, known: Sequence[Call]) -> None:
+    """Check that a pass with other sizes of the open dimensions asks for the same noise.
+
+    Raises ExportError if it does not: the noise of a call would have no fixed size for a row.
+    """
+    source.listen()
+    run(batch)
+    asked = [(layer, torch.Size(shape).numel()) for layer, _, shape, _ in source.record]
+    expected = [(call.layer, call.size(batch)) for call in known]
+    if asked != expected:
+        changed = next(((one or other)[0] for one, other in zip_longest(asked, expected) if one != other))
+        raise ExportError(
+            f"monte_carlo: how much noise {changed!r} takes depends on the sizes in dynamic_axes (dropout at each position, "
+            "say), which a file cannot hold; leave these dimensions out, or the dropout"
+        )
 
 
 def _call(asked: Asked, other: tuple[int, ...], batch: int, more: int) -> Call:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import ExportError
+from svdcompress.export._axes import BATCH
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,13 +41,14 @@ def trace(
     examples: Callable[[int], Sequence[Tensor]],
     names: Sequence[str],
     dynamic: Callable[[Any], Sequence[Mapping[int, Any]]],
+    axes: Sequence[Mapping[int, str]],
     opset: int,
 ) -> ir.Model:
     """The module's graph, with its batch dimension called "batch" and nothing in it about the machine that made it.
 
     examples: arguments of a batch size. names: of the arguments. dynamic: for each argument {dimension: size}, in terms of
-    the batch dimension that is passed to it. Raises ExportError for a model whose Python code depends on the batch size or
-    on values of tensors.
+    the batch dimension that is passed to it. axes: for the first arguments {dimension: name}. Raises ExportError for a model
+    whose Python code depends on the batch size or on values of tensors.
     """
     import torch.onnx  # before `_quiet`, which silences only the loggers that exist then
 
@@ -61,7 +63,7 @@ def trace(
             raise ExportError(f"ONNX opset {opset} cannot hold this model: {_first_line(error)}") from error
     model = onnx_program.model
     _refuse_random(model)
-    _rename_batch(model)
+    _rename(model, axes)
     _clean(model)
     return model
 
@@ -108,17 +110,28 @@ def _refuse_random(model: ir.Model) -> None:
         raise ExportError(f"the model draws random numbers in eval() ({', '.join(drawn)}), so no file can agree with it")
 
 
-def _rename_batch(model: ir.Model) -> None:
-    """Rename the batch, which torch.export calls s0, s77 ..., to "batch", also within expressions."""
+def _rename(model: ir.Model, axes: Sequence[Mapping[int, str]]) -> None:
+    """Rename dimensions, which torch.export calls s0, s77 ..., to "batch" and the names in `axes`, also within expressions."""
     inputs: Any = model.graph.inputs
-    symbol = str(inputs[0].shape[0])
-    pattern = re.compile(rf"\b{re.escape(symbol)}\b")
+    names = {str(inputs[0].shape[0]): BATCH}
+    for value, dims in zip(inputs, axes, strict=False):
+        names |= {str(value.shape[dim]): name for dim, name in dims.items()}
+    rename_dimensions(model, names)
+
+
+def rename_dimensions(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Rename symbolic dimensions, also within expressions."""
     import onnx_ir as ir
+
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+
+    def renamed(dim: Any) -> Any:
+        return dim if isinstance(dim, int) else pattern.sub(lambda found: names[found.group()], str(dim))
 
     inner = (value for node in model.graph.all_nodes() for value in node.outputs)
     for value in (*model.graph.inputs, *model.graph.outputs, *inner):
         if value.shape is not None:
-            value.shape = ir.Shape([d if isinstance(d, int) else pattern.sub("batch", str(d)) for d in value.shape])
+            value.shape = ir.Shape([renamed(dim) for dim in value.shape])
 
 
 def _contiguous(model: ir.Model) -> None:

@@ -20,8 +20,10 @@ from svdcompress.pipeline._reduced import reduced
 from svdcompress.pipeline._resume import changed_fields
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._search_start import chosen_by_time, levels_and_trials
+from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._sparsify import Sparsified, sparsify
 from svdcompress.pipeline._verify import Verification, verify_run
+from svdcompress.pipeline._weight_names import WeightNames
 
 __all__ = [
     "KEPT",
@@ -30,8 +32,10 @@ __all__ = [
     "Preprocessing",
     "Sparsified",
     "Verification",
+    "WeightNames",
     "advice",
     "baked",
+    "bare",
     "beside",
     "changed_fields",
     "check_model",

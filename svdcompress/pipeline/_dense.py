@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_output, other_outputs
+from svdcompress.batch import call, main_name, main_output, other_outputs
 from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._alike import check_shapes
+from svdcompress.pipeline._axes import open_dims
 from svdcompress.pipeline._convert import check_dropout, planned
 from svdcompress.pipeline._logits import check_logits
 from svdcompress.pipeline._loss import check_loss, first_targets
@@ -68,11 +69,10 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     inputs: the first few training examples. What is found goes into `data`: the dimension of the classes, warnings and notes.
     Raises ModelError if the model does not run on the inputs, if its output does not fit the loss or holds probabilities in
     place of logits, or if a pattern of the recipe matches nothing in it; DataError if it has fewer outputs than there are
-    classes, or if examples differ in shape; RecipeError for a wrong number of class weights, or if `convert.dropout: draw`
-    finds no dropout.
+    classes, or if examples differ in shape; RecipeError for a wrong number of class weights, if `convert.dropout: draw` finds
+    no dropout, or if `export.dynamic_axes` names what the inputs do not have or the model cannot take.
     """
     model.eval()
-    check_shapes(data, recipe.data.name, inputs)
     try:
         with torch.no_grad():
             output = call(model, inputs)
@@ -82,6 +82,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
         reason = cause(error)
         why = token_limits(model, inputs) or channels_last(inputs)
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
+    check_shapes(data, recipe.data.name, inputs, model, open_dims(model, recipe, data, inputs))
     targets = first_targets(data, inputs)
     by_name = not isinstance(output, Tensor | tuple | list)  # as in transformers
     data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
@@ -121,7 +122,8 @@ def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, outpu
     it, its = ("it", "its") if len(told) == 1 else ("them", "their")
     more = " ..." if len(told) > 4 else ""
     return [
-        f"the model also returns {', '.join(told[:4])}{more}: nothing here trains or evaluates {it}; leave {its} "
+        f"{main_name(output)} {tuple(main.shape)} is what is trained and evaluated. The model also returns "
+        f"{', '.join(told[:4])}{more}: nothing here trains or evaluates {it}; leave {its} "
         "layers out (--set 'convert.exclude=[...]'; their inputs change nevertheless), or use a loss of your own"
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from svdcompress import cost
-from svdcompress.export import Exported, export_onnx
+from svdcompress.export import Axes, Exported, export_onnx
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._select import Select, faster
 
@@ -24,6 +24,7 @@ def file_metadata(
     found: dict[str, Any] = {"preprocessing": dict(preprocessing), "classes": classes, "task": task}
     if "dense" in results and "sparse" in results:
         known = results.get("compression") or cost.compression(results["dense"], results["sparse"])
+        known = {key: value for key, value in known.items() if value != {}}  # a run exports before it measures latencies
         found |= {"compression": _rounded(known)} | ({} if draws else {"metrics": _rounded(results["sparse"].get("metrics"))})
     return found
 
@@ -46,6 +47,7 @@ def export_model(
     timed: bool = True,
     units: Baked | None = None,
     sets: Callable[[nn.Module], Any] | None = None,
+    dynamic_axes: Axes | None = None,
 ) -> tuple[Exported, bool | None]:
     """Write a pruned model's deterministic file; returns it and, for a model that reads only a part of its inputs, whether the
     file selects these (None: the model reads all).
@@ -53,18 +55,20 @@ def export_model(
     feed: maps an ONNX file to a function that makes input batches of any size for it, as `cost.latencies` expects. timed: if
     inputs were removed, keep the faster of two forms, one that selects inputs and one that reads all with weights of 0;
     without it, the file selects. units: the preprocessing that the file does.
-    sets: maps the model as the file holds it to a function that gives further outputs (see `export_onnx`).
+    sets: maps the model as the file holds it to a function that gives further outputs. dynamic_axes: open dimensions (see
+    `export_onnx` for both).
     """
     units = units or Baked()
     further = None if sets is None else sets(units.model(model))
-    file = export_onnx(units.model(model), path, units.inputs(inputs), opset=opset, metadata=metadata, further=further)
+    more: dict[str, Any] = {"opset": opset, "further": further, "dynamic_axes": dynamic_axes}
+    file = export_onnx(units.model(model), path, units.inputs(inputs), metadata=metadata, **more)
     if not isinstance(model, Select):
         return file, None
     if not timed:
         return file, True
-    more: dict[str, Any] = {"opset": opset, "metadata": {**file.metadata, **metadata}, "further": further}
+    known = {**file.metadata, **metadata}
 
     def write(wide: nn.Module, place: Path) -> Exported:
-        return export_onnx(units.model(wide), place, units.inputs(inputs), **more)
+        return export_onnx(units.model(wide), place, units.inputs(inputs), metadata=known, **more)
 
     return faster(model, inputs, file, feed(path), write)

@@ -101,13 +101,14 @@ class Measure:
     def _file(self, model: nn.Module, path: Path, dense: bool = False) -> Path:
         """Write a model's file; if bytes count, with all that the run's own file will hold."""
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)
-        inputs, opset = units.inputs(self.inputs), self.recipe.export.opset
+        inputs, export = units.inputs(self.inputs), self.recipe.export
         more: dict[str, Any] = {}
         if self.name == "bytes" and dense:
             more = {"metadata": file_metadata({}, units.preprocessing, self.data.classes, self.data.task)}
         elif self.name == "bytes":
             more = foreseen(self.recipe, self.data, units)
-        return export_onnx(units.model(model), path, inputs, opset=opset, **more).path
+        more |= {"opset": export.opset, "dynamic_axes": export.dynamic_axes}
+        return export_onnx(units.model(model), path, inputs, **more).path
 
     def _latencies(self, files: dict[str, Path]) -> dict[str, float]:
         """Milliseconds of each file: by the recipe's command, else the geometric mean over the batch sizes on this machine."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from svdcompress.errors import ExportError
-from svdcompress.export import Exported, export_onnx
+from svdcompress.export import Axes, Exported, export_onnx
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._baked import baked
@@ -19,7 +19,6 @@ from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._search_start import chosen_by_time
-from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._small_files import SmallFiles
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data
@@ -51,6 +50,7 @@ class Files:
         self.units = baked(data.preprocessing, data.task, data.dim)
         metadata = self._metadata(self.results.to_dict()) | promised(self.results.to_dict(), "mean")
         more: dict[str, Any] = {"opset": export.opset, "metadata": metadata, "units": self.units}
+        more["dynamic_axes"] = export.dynamic_axes
         feed, timed = partial(_figures.feed, data), chosen_by_time(self.recipe)
         try:
             more["sets"] = self._sets("mean")
@@ -91,7 +91,7 @@ class Files:
             if export.compact:
                 make = self._sets("mean")
                 self.small.compact(small, None if make is None else make(self.units.model(small)))
-            self.small.precision(bare(small))
+            self.small.precision(small)
         if export.monte_carlo:
             self.small.monte_carlo()
 
@@ -104,7 +104,8 @@ class Files:
 
     def dense(self, model: nn.Module) -> None:
         """Write dense.onnx, for comparison."""
-        more: dict[str, Any] = {"opset": self.recipe.export.opset, "metadata": self._metadata({})}
+        export = self.recipe.export
+        more: dict[str, Any] = {"opset": export.opset, "dynamic_axes": export.dynamic_axes, "metadata": self._metadata({})}
         inputs = self.units.inputs(self.inputs)
         self._keep("dense", export_onnx(self.units.model(model), self.out / "dense.onnx", inputs, **more))
 
@@ -118,21 +119,31 @@ class Files:
         side.bytes = file.bytes
 
     def _monte_carlo(self, small: nn.Module) -> None:
-        path, units = self.out / "model_mc.onnx", self.units
-        sets = self._sets("samples")
-        model = units.model(small)  # with its likelihood, set by `keep` at the latest
+        """Write model_mc.onnx; with the example's sizes only, if its noise depends on the sizes that should be open."""
+        path, axes = self.out / "model_mc.onnx", self.recipe.export.dynamic_axes
         try:
-            file = export_onnx(
-                model,
-                path,
-                units.inputs(self.inputs),
-                monte_carlo=True,
-                task=own_likelihood(model, self.data.task, self.data.dim),
-                opset=self.recipe.export.opset,
-                metadata=self._metadata(self.results.to_dict(), draws=True) | promised(self.results.to_dict(), "samples"),
-                further=None if sets is None else sets(model),
-            )
+            try:
+                file = self._draws(small, path, axes)
+            except ExportError as error:
+                if not axes:
+                    raise
+                file = self._draws(small, path, {})
+                self.warn(f"model_mc.onnx takes inputs of the example's sizes only, whatever export.dynamic_axes says: {error}")
         except ExportError as error:  # the run's other files are fine
             self.warn(f"model_mc.onnx was not written: {error}")
             return
         self.parity[path.name] = file.parity
+
+    def _draws(self, small: nn.Module, path: Path, axes: Axes) -> Exported:
+        sets, model = self._sets("samples"), self.units.model(small)  # with its likelihood, set by `keep` at the latest
+        return export_onnx(
+            model,
+            path,
+            self.units.inputs(self.inputs),
+            monte_carlo=True,
+            task=own_likelihood(model, self.data.task, self.data.dim),
+            opset=self.recipe.export.opset,
+            metadata=self._metadata(self.results.to_dict(), draws=True) | promised(self.results.to_dict(), "samples"),
+            further=None if sets is None else sets(model),
+            dynamic_axes=axes,
+        )

@@ -21,7 +21,7 @@ OF_A_SEARCH = (
 )
 
 OF_MONTE_CARLO = ("compact_monte_carlo", "monte_carlo_dtype")
-OF_FILES = ("precision", "compact", *OF_MONTE_CARLO, "sets")
+OF_FILES = ("precision", "compact", *OF_MONTE_CARLO, "sets", "dynamic_axes")
 
 REFITS = ("auto", "refit")
 """Values of calibrate.posterior with which the variances are trained again."""

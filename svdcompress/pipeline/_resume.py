@@ -24,9 +24,11 @@ FURTHER = ("search.trials", "search.max_minutes")
 ALWAYS = ("out", "device", "calibrate", "export", "uncertainty", "report", "description")
 """Sections that only affect how a run is carried out and what is written at its end."""
 
+OF_FILES = ("export.opset", "export.dynamic_axes")
+
 MEASURED = {
-    "bytes": ("calibrate.coverage", "calibrate.answer_above", "calibrate.temperature", "export.sets", "export.opset"),
-    "latency": ("export.opset",),
+    "bytes": ("calibrate.coverage", "calibrate.answer_above", "calibrate.temperature", "export.sets", *OF_FILES),
+    "latency": OF_FILES,
 }
 """Fields of the sections in ALWAYS that affect how a search measures its trials, by its objective."""
 

@@ -24,6 +24,8 @@ class ExportSection(Section):
     precision: Literal["none", "auto", "int8", "int4", "float16"] = "none"
     # Type in which model_mc.onnx stores means and variances; float16 only if its outputs stay the same to within 1/1000.
     monte_carlo_dtype: Literal["float32", "float16"] = "float32"
+    # Dimensions whose size the files leave open, by input and dimension, with a name for each: {input: {2: height, 3: width}}.
+    dynamic_axes: dict[str, dict[int, str]] = {}
     sets: bool = False  # prediction sets or intervals as further outputs, of the coverage calibrate.coverage
 
     @field_validator("opset")

@@ -105,6 +105,7 @@ def test_the_check_draws_no_random_numbers():
             torch.rand(1)
             return super().__getitem__(at)
 
+    bag = Bag()
     torch.manual_seed(0)
     want = torch.rand(1)
     torch.manual_seed(0)
@@ -112,6 +113,8 @@ def test_the_check_draws_no_random_numbers():
         *[Data(*[FromDataset(Cropped(tokens([7] * 40).dataset), collate=padded)] * 3, "classification", 2)],
         None,
         torch.ones(2, 7),
+        bag,
+        [],
     )
     assert torch.equal(torch.rand(1), want)
 
@@ -125,3 +128,26 @@ def test_columns_that_are_not_read():
     )
     assert dropped({**table, "tokenizer": "x"}, [0], rows) is None
     assert dropped(table, [0], torch.ones(2, 6)) is None  # a transform has added a column
+
+
+def test_batches_of_several_lengths_are_fine_where_the_length_is_open():
+    def check(model, axes, train):
+        data = Data(train, train, train, "classification", 2)
+        given = ["model=mlp", "data=mine.py:make", "loss=cross-entropy", f"export.dynamic_axes={axes}"]
+        check_model(model, load_recipe(None, given), data, example_inputs(train, 2))
+
+    several, open_length = tokens([7] * 30 + [9] * 30), "{input: {1: length}}"
+    check(Bag(), open_length, several)
+    with pytest.raises(DataError, match=r"\(7,\) at first, \(9,\) in other training examples.*or leave dimensions open"):
+        check(Bag(), "{}", several)
+
+    class Each(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(20, 2)
+
+        def forward(self, ids):
+            return self.embed(ids).cumsum(1).mT.flatten(1)[:, : 2 * (ids.shape[1] // 4) + 2]
+
+    with pytest.raises(DataError, match=r"The model's output, of shape \(4,\) at first, follows them"):
+        check(Each(), open_length, several)

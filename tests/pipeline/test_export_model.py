@@ -33,5 +33,5 @@ def test_the_file_of_a_model_that_reads_all(tmp_path):
 def test_metadata_has_the_compression_where_the_figures_are_known():
     results = {"dense": {"parameters": 10}, "sparse": {"parameters": 5, "metrics": {"error": 1.0}}}
     found = file_metadata(results, {"input_shape": [3]}, ["a", "b"], "classification")
-    assert found["compression"]["parameters"] == 2.0 and found["metrics"] == {"error": 1.0}
+    assert found["compression"] == {"parameters": 2.0} and found["metrics"] == {"error": 1.0}
     assert file_metadata({}, {}, None, "regression") == {"preprocessing": {}, "classes": None, "task": "regression"}

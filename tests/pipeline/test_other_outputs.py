@@ -36,16 +36,20 @@ def warnings_of(form, loss="cross-entropy", targets=None, frozen=False):
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    ("form", "named"),
+    ("form", "main", "named"),
     [
-        (lambda c, b: {"boxes": b, "logits": c}, "boxes (2, 4)"),
-        (lambda c, b: (c, b), "output_1 (2, 4)"),
-        (lambda c, b: {"logits": c, "maps": {"fine": [b]}, "loss": b.mean()}, "maps_fine_0 (2, 4)"),
+        (lambda c, b: {"boxes": b, "logits": c}, "logits", "boxes (2, 4)"),
+        (lambda c, b: (c, b), "output_0", "output_1 (2, 4)"),
+        (lambda c, b: {"logits": c, "maps": {"fine": [b]}, "loss": b.mean()}, "logits", "maps_fine_0 (2, 4)"),
+        (lambda c, b: {"last_hidden_state": c, "boxes": b}, "output", "boxes (2, 4)"),
     ],
 )
-def test_an_output_that_nothing_trains_is_told_before_training(form, named, frozen):
+def test_an_output_that_nothing_trains_is_told_before_training(form, main, named, frozen):
     (said,) = warnings_of(form, frozen=frozen)
-    assert said.startswith(f"the model also returns {named}: nothing here trains or evaluates it; leave its layers out (--set")
+    assert said.startswith(
+        f"{main} (2, 3) is what is trained and evaluated. The model also returns {named}: nothing here trains or evaluates it; "
+        "leave its layers out (--set"
+    )
 
 
 def test_what_is_no_further_prediction_is_not_told(tmp_path, monkeypatch):
