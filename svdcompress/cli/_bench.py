@@ -80,9 +80,9 @@ def _measured(
     from svdcompress.pipeline import feed
     from svdcompress.sources import example_inputs
 
-    inputs = example_inputs(opened.data.train, 2)
+    inputs = example_inputs(opened.data_as_read.train, 2)
     _check_memory(inputs, max(batch))
-    make_input = feed(opened.data, next(iter(paths.values())))
+    make_input = feed(opened.data_as_read, next(iter(paths.values())))
     times = cost.latencies(paths, make_input, batch, threads=threads, seconds=seconds)
     models = {"dense": opened.dense, "sparse": opened.model}
     found: dict[str, Any] = {

@@ -38,6 +38,7 @@ def pack(
     Example: svdc pack runs/digits --precision int8 --out digits.svdc
     """
     from svdcompress import export
+    from svdcompress.pipeline import WeightNames, bare, fewest_bits
 
     src, path = run / "model.onnx", out or run / ARCHIVE
     if not src.is_file():
@@ -48,19 +49,17 @@ def pack(
     opened = opened_run(run, trust_code, model)
     bits: dict[str, int] = {}
     if precision == "posterior":
-        from svdcompress.export import suggested_bits
-
-        bits = {f"{row.name}.weight": row.bits for row in suggested_bits(opened.model)}
+        bits = {row.name: row.bits for row in export.suggested_bits(bare(opened.model))}
     elif precision == "auto":
-        from svdcompress.pipeline import fewest_bits
-
         bits = fewest_bits(opened)
     elif precision not in export.PRECISIONS:
         raise UsageError(f"--precision: {precision!r} is unknown; one of {', '.join(export.PRECISIONS)}, posterior, auto")
-    known = export.importance(opened.model)
-    packed = export.pack(src, path, "int8" if bits else precision, bits=bits, importance=known, codec=codec)
+    names = WeightNames(src, opened.model)
+    known = {names.weight(layer): count for layer, count in bits.items()}
+    packed = export.pack(src, path, "int8" if bits else precision, bits=known, importance=names.importance(), codec=codec)
     found: dict[str, Any] = {"file": path.name, "bytes": packed.bytes, "precision": precision, "codec": codec}
-    found |= {"bytes_before": packed.before, "largest": packed.largest, "bits": bits}
+    used = {name: count for name, count in known.items() if name not in packed.missing}
+    found |= {"bytes_before": packed.before, "largest": packed.largest, "bits": used, "missing": list(packed.missing)}
     dense = run / "dense.onnx"
     if dense.is_file():
         found["ratio"] = dense.stat().st_size / packed.bytes
@@ -75,8 +74,8 @@ def pack(
     figures = ", ".join(f"{name} {value:.4g}" for name, value in (found.get("metrics") or {}).items() if value is not None)
     same = f", {100 * found['agreement']:.2f}% of the answers as before" if "agreement" in found else ""
     told = f"; on the test data {figures}{same}" if figures else f"; {found.get('note', '')}"
-    each = ", ".join(f"{name.removesuffix('.weight')} {count}" for name, count in bits.items())
-    told += f"; bits: {shortened(each)}" if bits else ""
+    each = ", ".join(f"{name} {count}" for name, count in bits.items() if names.weight(name) not in packed.missing)
+    told += f"; bits: {shortened(each)}" if each else ""
     if packed.missing:
         told += f"; in eight bits: {shortened(', '.join(packed.missing))}, for which {src.name} has no weight of that name"
     out_console().print(f"{path}: {packed.bytes:,} bytes{ratio}{told}", highlight=False)

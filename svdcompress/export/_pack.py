@@ -109,9 +109,10 @@ def pack(
     there = {tensor.name for tensor in model.graph.initializer}
     before = len(model.SerializeToString())
     tidy(model)
-    fewest = min([PRECISIONS[precision], *(bits or {}).values()])
+    used = [count for name, count in (bits or {}).items() if name in there]
+    fewest = min([PRECISIONS[precision], *used])
     if fewest < PRECISIONS["float32"]:
-        rounded(model, f"int{fewest}" if bits else precision)
+        rounded(model, f"int{fewest}" if used else precision)
     streams, entries, largest = _streams(model, precision, bits or {}, importance or {})
     from safetensors.numpy import save
 

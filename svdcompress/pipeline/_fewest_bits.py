@@ -10,6 +10,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline._allowed import Allowed, budget, told
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._open import OpenRun
+from svdcompress.pipeline._select import bare
 from svdcompress.sources import Examples
 from svdcompress.train import evaluate
 
@@ -17,7 +18,7 @@ FEWEST, MOST = 3, 8
 
 
 def fewest_bits(opened: OpenRun) -> dict[str, int]:
-    """Bits of each "LAYER.weight", 3 to 8, such that the validation error of the rounded model stays within what fewer bits
+    """Bits of each layer's weight, 3 to 8, such that the validation error of the rounded model stays within what fewer bits
     may cost (0.1 points, or one answer; or the run's own search.max_drop and search.max_error).
 
     All layers start with 3 bits; then the layer whose rounding costs the most NLL for its bytes gets one more, until the error
@@ -28,10 +29,11 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
     known = budget(opened.recipe, (opened.results.get("dense") or {}).get("validation"))
     allowed = Allowed(opened.folder / "model.onnx", opened.data, units, **known)
-    sizes = {name: int(layer.relevant().sum()) for name, layer in variational_layers(opened.model)}
+    sizes = {name: int(layer.relevant().sum()) for name, layer in variational_layers(bare(opened.model))}
 
     def tried(bits: dict[str, int], examples: Examples | None = None, figure: str | None = None) -> float:
-        model = round_weights(copy.deepcopy(opened.model), bits)
+        model = copy.deepcopy(opened.model)
+        round_weights(bare(model), bits)
         found = evaluate(model, examples or opened.data.validation, **told(opened.data))
         return found[figure] if figure else found.get("error", found.get("rmse", float("nan")))
 
@@ -48,4 +50,4 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
     while not tried(bits) <= allowed.limit:  # a further bit leaves a quarter of the squared rounding errors
         name = max((name for name in bits if bits[name] < MOST), key=lambda name: costs[name] / 4 ** bits[name])
         bits[name] += 1
-    return {f"{name}.weight": count for name, count in bits.items()}
+    return bits

@@ -22,6 +22,7 @@ from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._results import Side
+from svdcompress.pipeline._skill import lost_skill
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._uncertainty import seconds_for, uncertainty
 from svdcompress.pipeline._verify import self_check, set_aside
@@ -57,6 +58,11 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
         with _figures.there(device, dense, small):
             results.changes = changes(passes[dense], passes[small], data)
 
+    def skill() -> None:
+        if results.dense.validation and results.sparse.validation:
+            said = lost_skill(results.dense.validation, results.sparse.validation, data)
+            results.warnings += [said] if said else []
+
     def layers() -> None:
         results.layers = _figures.layer_rows(variational.shapes, models.masks, dense, small, opened.inputs)
 
@@ -67,6 +73,7 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
         context.attempt(f"the {name} model on the test data", partial(metrics, side, model))
         context.attempt(f"the {name} model's size", partial(count, side, model))
     context.attempt("the intervals of the changes", compared)
+    context.attempt("one answer to all inputs", skill)
     context.attempt("layers", layers)
     context.attempt("filters", filters)
 

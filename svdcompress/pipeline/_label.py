@@ -9,6 +9,7 @@ from svdcompress.batch import call, main_output
 from svdcompress.errors import DataError, ModelError
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._tokens import unlabelled_dim
 from svdcompress.sources import Data, InMemory
 
 BATCH = 500
@@ -21,7 +22,8 @@ def check_label(data: Data, trained: bool) -> None:
     if not likelihood_for(data.task).probabilities:
         raise DataError(
             f"data.unlabelled: works for classification and binary, not for {data.task}: there the dense model has no error "
-            "of its own by which to measure a budget or the noise. Save its answers, and pass them as the targets"
+            "of its own by which to measure a budget or the noise. Save its answers, and pass them as the targets; --goal then "
+            "says how small, or --max-error how far from them (a percentage of an error of 0, --max-drop, means nothing)"
         )
     for name in ("train", "validation", "test"):
         if not isinstance(getattr(data, name), InMemory):
@@ -37,17 +39,20 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
     """
     check_label(data, trained)
     model.eval()
-    output, dim = torch.empty(0), 0
+    dim = None
+    output = torch.empty(0)
     for name in ("train", "validation", "test"):
         examples = getattr(data, name)
         answers = []
         with there(torch.device(device), model):
             for inputs, _ in InMemory(examples.inputs, examples.targets).batches(BATCH, device=device):
-                whole = call(model, inputs)
-                output, by_name = main_output(whole), not isinstance(whole, Tensor | tuple | list)  # as in transformers
-                dim = output.dim() - 1 if by_name and output.dim() > 2 else 1
+                output = main_output(whole := call(model, inputs))
+                if dim is None:
+                    by_name = not isinstance(whole, Tensor | tuple | list)  # as in transformers
+                    dim, warned = unlabelled_dim(model, inputs, output, by_name)
+                    data.warnings += warned if likelihood_for(data.task).classes else []
                 answers.append(likelihood_for(data.task, dim).answers(output).cpu())
         examples.targets = torch.cat(answers)
     data.target_scale = None
-    if likelihood_for(data.task).classes:
+    if likelihood_for(data.task).classes and dim is not None:
         data.outputs = output.shape[dim]

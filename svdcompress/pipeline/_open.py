@@ -19,6 +19,7 @@ from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageError, explained, shortened
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
+from svdcompress.pipeline._label import label
 from svdcompress.pipeline._recovery import for_recovery, slowed, steady
 from svdcompress.pipeline._same_data import changed
 from svdcompress.pipeline._select import whole
@@ -87,7 +88,15 @@ class OpenRun:
 
     @cached_property
     def data(self) -> Data:
-        """The run's data, with the same splits as in the run."""
+        """The run's data, with the same splits as in the run. Of unlabelled data, the dense model's answers are the targets."""
+        data = self.data_as_read
+        if self.recipe.data.unlabelled:
+            label(data, self.dense, True, "cpu")
+        return data
+
+    @cached_property
+    def data_as_read(self) -> Data:
+        """The same without answers of the dense model, which take a pass over the data; for those who need inputs alone."""
         self._allow(code_of_data(self.recipe.data))
         section = self.recipe.data
         if "standardized" not in self.preprocessing:  # written by a version that did not standardize tables

@@ -8,12 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from svdcompress.errors import ExportError
-from svdcompress.export import Exported, importance, write_compact, write_half
+from svdcompress.export import Exported, write_compact, write_half
 from svdcompress.pipeline._allowed import budget
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside
 from svdcompress.pipeline._open import OpenRun
+from svdcompress.pipeline._weight_names import WeightNames
 
 
 def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple[Exported, str]:
@@ -29,24 +30,26 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
         for name in (path.name, f"{path.name}.data"):
             if path.with_name(name).is_file():
                 shutil.move(path.with_name(name), whole.with_name(name))
+        names = WeightNames(whole, opened.model)
         if precision in ("int8", "auto"):
             try:
-                return _chosen(Integers(whole, opened.data, units, **known), path, "int8")
+                return _chosen(Integers(whole, opened.data, units, **known), path, "int8", names)
             except ExportError:
                 if precision == "int8":
                     raise
         if precision == "int4":
-            return _chosen(FourBits(whole, opened.data, units, importance=importance(opened.model), **known), path, "int4")
+            known["importance"] = names.importance()
+            return _chosen(FourBits(whole, opened.data, units, **known), path, "int4", names)
         if precision in ("float16", "auto"):
             return write_half(whole, path, compact=compact), "; numbers stored as float16"
         return dataclasses.replace(write_compact(whole, path), parity=None), "; same numbers as in the file with zeros"
 
 
-def _chosen(work: Integers | FourBits, path: Path, kind: str) -> tuple[Exported, str]:
+def _chosen(work: Integers | FourBits, path: Path, kind: str, names: WeightNames) -> tuple[Exported, str]:
     file = work.write(path)
     found = beside(path, work.path, work.data, work.units)
     others: dict[str, list[str]] = {}
-    for name, other in work.report["layers"].items():
+    for name, other in names.layers(work.report["layers"]).items():
         if other != kind:
             others.setdefault(other, []).append(name)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items() if value is not None)

@@ -1,9 +1,9 @@
-"""Whether the dense model has learned anything: a model that ignores its inputs would be compressed to nothing.
-
-Also whether it is better than a linear fit.
-"""
+"""Whether a model is better than one and the same answer to all inputs, which compresses to nothing, and than a linear fit."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,25 +18,25 @@ EXAMPLES = 2000
 """The most validation examples that are used: they may have to be read from files."""
 
 
+LOST = 0.05
+"""A small model has lost its skill if less than this fraction of the dense model's is left."""
+
 BETTER = 0.98
 """A model is better than a linear fit if any of its figures is below this fraction of the fit's."""
 
 
 def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -> str | None:
-    """A warning if a model is no better than one and the same answer to all inputs, or hardly better than a linear fit, on some
-    of the validation data; else None.
+    """A warning if a dense model is no better than one and the same answer to all inputs, or hardly better than a linear fit,
+    on some of the validation data; else None.
 
     That answer is the most common class, or the mean of the targets, of the same examples. A classifier must also be no
     better by its NLL: if one class is rare, its probabilities may be informative although its answers are not.
     """
-    likelihood = likelihood_for(data.task, data.dim)
     seen = some(data.validation, EXAMPLES)
-    try:
-        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen.batches(EXAMPLES)])
-        blind = likelihood.blind(targets, 1.0 if data.target_scale is None else data.target_scale[1])
-    except RuntimeError:  # for example, targets of different shapes: no answer fits all
+    blind = _blind(data, seen)
+    if not blind:
         return None
-    metrics = evaluate(model, seen, likelihood, device=device, scale=data.target_scale)
+    metrics = evaluate(model, seen, likelihood_for(data.task, data.dim), device=device, scale=data.target_scale)
     if any(metrics[name] < value or not value for name, value in blind.items()):
         return _hardly_better(model, data, seen, metrics)
     said = " and ".join(f"{name} {metrics[name]:.4g} (the same answer to all inputs: {blind[name]:.4g})" for name in blind)
@@ -44,6 +44,35 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
         f"the dense model has learned nothing worth keeping: on the validation data {said}. Do its weights fit it, and is "
         "the data prepared as in its training (data.transform)? Does it need more dense.epochs, or another dense.lr?"
     )
+
+
+def lost_skill(dense: Mapping[str, Any], small: Mapping[str, Any], data: Data) -> str | None:
+    """A warning if a small model is hardly better than one and the same answer to all inputs, and the dense one is; else None.
+
+    Where one answer is much more common than the others, such a model can be within a budget for errors. Hardly better: of
+    what the dense model gains over that answer, in each figure in which it gains anything, less than LOST is left.
+    dense, small: their metrics on the validation data.
+    """
+    blind = _blind(data, data.validation if isinstance(data.validation, InMemory) else some(data.validation, EXAMPLES))
+    left = {name: (value - small[name]) / (value - dense[name]) for name, value in blind.items() if dense[name] < value}
+    if not left or max(left.values()) >= LOST:
+        return None
+    said = " and ".join(f"{name} {small[name]:.4g} (dense: {dense[name]:.4g}; one answer: {blind[name]:.4g})" for name in left)
+    return (
+        f"the small model is hardly better than one and the same answer to all inputs: on the validation data {said}. Errors "
+        "hardly show this where one answer is much more common than the others: allow less (--max-drop), or ask for a smaller "
+        "factor (--goal)"
+    )
+
+
+def _blind(data: Data, seen: Examples) -> dict[str, float]:
+    """The figures of the best single answer to all of the examples; {} if there is none."""
+    likelihood = likelihood_for(data.task, data.dim)
+    try:
+        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen.batches(EXAMPLES)])
+        return likelihood.blind(targets, 1.0 if data.target_scale is None else data.target_scale[1])
+    except RuntimeError:  # for example, targets of different shapes: no answer fits all
+        return {}
 
 
 def _hardly_better(model: nn.Module, data: Data, seen: Examples, metrics: dict[str, float]) -> str | None:

@@ -12,13 +12,15 @@ from torch import nn
 
 from svdcompress import cost
 from svdcompress.errors import ExportError, shortened
-from svdcompress.export import added_error, check_parity, importance, suggested_bits, write_compact, write_half
+from svdcompress.export import added_error, check_parity, suggested_bits, write_compact, write_half
 from svdcompress.pipeline._allowed import budget
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._four_bits import FourBits
 from svdcompress.pipeline._integers import Integers, beside, slower
 from svdcompress.pipeline._onnx_model import open_session, run
 from svdcompress.pipeline._results import RunResults
+from svdcompress.pipeline._select import bare
+from svdcompress.pipeline._weight_names import WeightNames
 from svdcompress.recipe import Recipe
 from svdcompress.sources import Data, example_inputs
 
@@ -109,14 +111,17 @@ class SmallFiles:
     def precision(self, small: nn.Module) -> None:
         """Write the file in fewer bits that the recipe asks for, and the bits that the posterior suggests for each layer."""
         asked = self.recipe.export.precision
+        if asked == "none":
+            return
+        names = WeightNames(self.out / "model.onnx", small)
         if asked == "int4":
             try:
-                self._bits(small, self._four_bits(small))
+                self._bits(bare(small), self._four_bits(names))
             except ExportError as error:
                 self.warn(f"{INT4} was not written: {error}")
         if asked in ("int8", "auto"):
             try:
-                self._bits(small, self._integers())
+                self._bits(bare(small), self._integers(names))
                 return
             except ExportError as error:
                 then = f"; {FLOAT16} is written instead" if asked == "auto" else ""
@@ -124,11 +129,12 @@ class SmallFiles:
         if asked in ("float16", "auto"):
             self._half()
 
-    def _integers(self) -> dict[str, str]:
+    def _integers(self, names: WeightNames) -> dict[str, str]:
         """Write model_int8.onnx; returns the kind of each layer."""
         work = Integers(self.out / "model.onnx", self.data, self.units, **self._allowed())
         path = self.out / INT8
         work.write(path)
+        work.report["layers"] = names.layers(work.report["layers"])
         found = beside(path, self.out / "model.onnx", self.data, self.units)
         self.results.int8 = self.figures["int8"] = {**work.report, **found}
         self.measured["int8"] = path
@@ -137,12 +143,13 @@ class SmallFiles:
             self.warn(f"{INT8}: {', '.join(left)} stayed in floating point: integers raised the validation error too much")
         return work.report["layers"]
 
-    def _four_bits(self, small: nn.Module) -> dict[str, str]:
+    def _four_bits(self, names: WeightNames) -> dict[str, str]:
         """Write model_int4.onnx; returns the kind of each layer."""
-        more = {"importance": importance(small), **self._allowed()}
+        more = {"importance": names.importance(), **self._allowed()}
         work = FourBits(self.out / "model.onnx", self.data, self.units, **more)
         path = self.out / INT4
         work.write(path)
+        work.report["layers"] = names.layers(work.report["layers"])
         found = beside(path, self.out / "model.onnx", self.data, self.units)
         self.results.int4 = self.figures["int4"] = {**work.report, **found}
         self.measured["int4"] = path
