@@ -111,7 +111,8 @@ def _key(op: Builder, seed: ir.Value) -> ir.Value:
     onnxruntime's generators are seeded with the time at which its library was loaded, and the nodes of each new session
     start from that again. Only Dropout takes its seeds from a counter of the whole process, so that no two calls get the
     same one, whatever their session and thread; its mask reveals that seed. The uniform numbers that Dropout is applied to,
-    whose generator starts from other digits of the clock, separate processes whose counters happen to agree.
+    whose generator starts from other digits of the clock, separate processes whose counters happen to agree. A fork copies
+    both, so forked processes draw alike; a graph cannot see that.
     """
     bits = 61
     uniform = op("RandomUniform", dtype=11, shape=[bits])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from svdcompress.export._build import Builder
+from svdcompress.export._build import Builder, dependent
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,8 +22,9 @@ def at_least(op: Builder, value: ir.Value, least: ir.Value, name: str) -> ir.Val
     return op("Add", value, _zero_unless(op, op("Less", value, least), name))
 
 
-def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) -> ir.Value:
-    """`samples` as a scalar; a node fails unless it is in range, floating inputs are finite and indices are 0 or more."""
+def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value], noisy: Sequence[ir.Node]) -> ir.Value:
+    """`samples` as a scalar; a node fails unless it is in range, floating inputs are finite and indices are 0 or more. noisy:
+    nodes that are no longer in the graph, which may look up indices, too."""
     scalar = op("Reshape", samples, op.constant([]), name="samples_must_be_one_number")
     scalar = at_least(op, scalar, op.constant(1), "samples_must_be_1_or_more")
     too_many = op("Div", scalar, op.constant(MOST_SAMPLES + 1))
@@ -32,12 +33,28 @@ def checked_samples(op: Builder, samples: ir.Value, data: Sequence[ir.Value]) ->
         if value.dtype is not None and value.dtype.is_floating_point():
             # Max pooling, for example, could hide a NaN and leave a confident prediction.
             scalar = op("Add", scalar, _zero_unless(op, _not_finite(op, value), f"{value.name}_must_be_finite"))
-        elif any(node.op_type == "Gather" and place == 1 for node, place in value.uses()):
-            # ONNX counts indices below 0 from the end, where PyTorch's embedding fails: -1 would be the last word.
-            below = op("Cast", op("Less", value, op("CastLike", op.constant(0), value)), to=7)
-            wrong = op("Less", op.constant(0), op("ReduceSum", below, keepdims=0))
+        # ONNX counts indices below 0 from the end, where PyTorch's embedding fails: -1 would be the last word.
+        below = op.constant(0)
+        for index in (indices := _looked_up(op, value, noisy)):
+            negative = op("Less", index, op("CastLike", op.constant(0), index))
+            below = op("Add", below, op("ReduceSum", op("Cast", negative, to=7), keepdims=0))
+        if indices:
+            wrong = op("Less", op.constant(0), below)
             scalar = op("Add", scalar, _zero_unless(op, wrong, f"{value.name}_must_be_0_or_more"))
     return scalar
+
+
+def _looked_up(op: Builder, data: ir.Value, noisy: Sequence[ir.Node]) -> list[ir.Value]:
+    """Indices computed from an input (or the input itself) by which rows of a constant matrix, or of a drawn one, are taken."""
+    quiet = list(op.graph)
+    known = {data, *(output for node in dependent(quiet, [data], through_shapes=False) for output in node.outputs)}
+    found = []
+    for node in (*quiet, *noisy):
+        index = node.inputs[1] if node.op_type == "Gather" else None
+        matrix = node.inputs[0].shape if index is not None and node.inputs[0] is not None else None
+        if index in known and (index is data or (matrix is not None and len(matrix) == 2 and node.inputs[0] not in known)):
+            found.append(index)
+    return list(dict.fromkeys(found))
 
 
 def checked_outputs(op: Builder, outputs: Sequence[ir.Value]) -> list[ir.Value]:

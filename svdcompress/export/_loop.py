@@ -133,7 +133,7 @@ class Rounds:
         self.op, self.draw, self.parts = op, draw, parts
         one = self.one = op.constant(1)
         self.batch = at_least(op, op("Squeeze", op("Shape", data[0], start=0, end=1)), one, "batch_must_be_1_or_more")
-        self.samples = checked_samples(op, samples, data)
+        self.samples = checked_samples(op, samples, data, parts.nodes)
         self.copies, self.rows, self.trips = one, self.batch, self.samples
         if parts.several:
             most = op("Div", op.constant(ROUND), self._numbers())

@@ -45,6 +45,7 @@ class Seen(_Part):
 
     examples: Index
     checksum: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    targets: Annotated[int, Field(ge=0, lt=2**32)] | None = None
 
 
 class Extra(_Part):

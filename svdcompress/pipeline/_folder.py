@@ -61,6 +61,8 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     if out.exists() and (not out.is_dir() or not _free(out)):
         if not overwrite:
             raise OutputError(_occupied(out))
+        if Path.cwd().is_relative_to(out.resolve()):  # it would still be the working folder once it is moved
+            raise OutputError(f"--overwrite: {out} is the working folder, or holds it; start the command in another folder")
         aside = _aside(out)
         try:
             out.rename(aside)

@@ -17,7 +17,8 @@ from svdcompress.search import Losses
 from svdcompress.train import losses
 
 TEMPERED = 20_000
-"""The most targets for which the NLL of each trial is computed; with more, errors alone tell enough."""
+"""The most targets for which the NLL of each trial is computed with a temperature, and on training examples. With more, errors
+alone tell enough, unless several are of one example: then its mean NLL is taken as it is."""
 
 TRAINED = 5000
 """Training examples that the NLL is computed on, in addition to the validation examples."""
@@ -30,8 +31,9 @@ def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_al
     some = numbers > 0
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1] ** 2
     nll = None
-    if likelihood.probabilities and float(numbers.sum()) <= TEMPERED and not errors_alone:
-        tempering = likelihood.name in TASKS
+    positions = bool((numbers[some] != 1).any())  # however many there are, examples may be too few
+    if likelihood.probabilities and (positions or float(numbers.sum()) <= TEMPERED) and not errors_alone:
+        tempering = likelihood.name in TASKS and float(numbers.sum()) <= TEMPERED
         nll = _tempered(model, examples, data.train, likelihood, device) if tempering else second[some] / numbers[some]
     finite = bool(first.isfinite().all() and second.isfinite().all())
     return Losses(first[some] * scale, numbers[some], likelihood.probabilities, nll, finite)

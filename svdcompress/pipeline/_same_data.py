@@ -21,11 +21,13 @@ SPLITS = ("train", "validation", "test")
 
 
 def seen(data: Data) -> dict[str, dict[str, Any]]:
-    """For each split, the number of examples and a checksum of some of them (None if they are not in memory)."""
+    """For each split, the number of examples, and checksums of some of them and of all targets (None if not in memory)."""
     found = {}
     for name in SPLITS:
-        examples = getattr(data, name)
-        found[name] = {"examples": len(examples), "checksum": _checksum(examples) if isinstance(examples, InMemory) else None}
+        examples, sums = getattr(data, name), (None, None)
+        if isinstance(examples, InMemory):
+            sums = _checksum(examples), _added(examples.targets, 0)
+        found[name] = {"examples": len(examples), "checksum": sums[0], "targets": sums[1]}
     return found
 
 
@@ -40,7 +42,7 @@ def check_same(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mappin
                 f"data: the split {name} has {now[name]['examples']:,} examples, but had {stored['examples']:,} when the run "
                 f"in {folder} began: continue with the data that it began with, or start another run"
             )
-    others = [name for name, stored in before.items() if stored["checksum"] != now[name]["checksum"]]
+    others = [name for name, stored in before.items() if not _alike(stored, now[name])]
     if not others:
         return ""
     return f"the data ({', '.join(others)}) have changed since the run began: its result belongs to neither version"
@@ -50,7 +52,7 @@ def changed(before: Mapping[str, Mapping[str, Any]], data: Data) -> str:
     """How data that were opened again differ from those of a finished run, in words; "" if they do not."""
     found = []
     for name, now in seen(data).items():
-        if name in before and (stored := before[name]) != now:
+        if name in before and not _alike(stored := before[name], now):
             count, was = now["examples"], stored["examples"]
             found.append(f"{name}: other values" if count == was else f"{name}: {count:,} examples, {was:,} then")
     return "; ".join(found)
@@ -62,8 +64,18 @@ def _checksum(examples: InMemory) -> int:
 
     def add(tensor: Tensor) -> None:
         nonlocal total
-        total = zlib.crc32(tensor[some].contiguous().cpu().view(torch.uint8).numpy().tobytes(), total)
+        total = _added(tensor[some], total)
 
     map_tensors(examples.inputs, add)
     add(examples.targets)
     return total
+
+
+def _added(tensor: Tensor, total: int) -> int:
+    return zlib.crc32(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes(), total)
+
+
+def _alike(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two splits have the same figures; older runs have none of all targets."""
+    same = all(before[name] == now[name] for name in ("examples", "checksum"))
+    return same and before.get("targets") in (None, now["targets"])

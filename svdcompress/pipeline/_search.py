@@ -49,13 +49,18 @@ class Search(Trials):
     # The steps, in order
 
     def run(self) -> Found:
-        """Run the whole search. Raises RecipeError for a budget that the dense model itself misses, under several processes,
-        and without epochs of training if no layer can be reconstructed."""
+        """Run the whole search. Raises RecipeError for a budget that the dense model itself misses, for a goal that it has
+        reached already, under several processes, and without epochs of training if no layer can be reconstructed."""
         if self.context.place.world > 1:
             raise RecipeError("search: works in one process only; start it without `accelerate launch`")
         if not self.context.recipe.train.epochs and self._reconstructor is None:
             raise RecipeError(
                 "train.epochs: 0: no layer of this model can be reconstructed, so a search needs 1 or more to train what stays"
+            )
+        if self.goal is not None and self.goal.target(self._dense_size) >= self._dense_size:
+            raise RecipeError(
+                f"search.goal: {self.goal.text}: the dense model is no larger: it has {self._dense_size:,.4g} "
+                f"{MEASURES[self.measure.name]}. Ask for less, or for a factor, as in {self.measure.name}=2x"
             )
         for line in doubts(self.context, self.opened, self.dense, self.budget, self.judged):
             self.context.warn(line)

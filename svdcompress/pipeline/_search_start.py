@@ -28,6 +28,10 @@ deviation (so a hundredth of their variance is left) and at most ALIKE times tha
 each, chance alone accounts for a tenth)."""
 
 
+OWN = 1e-5
+"""A regression's targets are its model's own answers if its RMSE is below this fraction of their standard deviation."""
+
+
 def check_epochs(recipe: Recipe) -> None:
     """Raises RecipeError for a search without epochs of training that needs them: they train the variances that it cuts by,
     unless everything goes in one cut and what stays is reconstructed."""
@@ -78,12 +82,19 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
             f"search.max_error: {budget.max_error:g}: the dense model itself has {found.error:.4g}{unit} on the validation "
             "data; allow more, or start from a better model"
         )
+    if budget.max_drop is not None and not found.probabilities and found.error < OWN * _spread(opened.data):
+        raise RecipeError(
+            f"search.max_drop: the dense model's RMSE on the validation data is next to 0 ({found.error:.2g}), of which a "
+            "percentage says nothing (are the targets its own answers?). Say how far the small model may be from them, in the "
+            "targets' units, with --max-error, or how small it should be, with --goal"
+        )
     lines = []
     count, needed = len(found.parts), budget.needed(found)
     if budget.given and count < needed:
         drop = f"{allowed:.3g} points" if found.probabilities else f"{allowed:.3g}% of the RMSE"
         about = f"about {needed:,} would" if needed < 10**9 else "no number of them could"
-        by_nll = "The drop is estimated from the NLL of validation and training examples, which is no more than a guess"
+        whose = "validation" if found.nll is None or len(found.nll) == count else "validation and training"
+        by_nll = f"The drop is estimated from the NLL of {whose} examples, which is no more than a guess"
         bound = found.probabilities and found.graded  # then the bound decides, even if it is wide
         told = "The upper bound on it decides nevertheless, so less may go than could" if bound else "The measured drop decides"
         decides = told if found.nll is None else by_nll
@@ -121,10 +132,15 @@ def _unsure(data: Any, found: Losses) -> bool:
     """Whether the error on the validation examples is too large for them to have been memorized."""
     if found.probabilities:
         return found.error >= 1.0
+    return found.error >= BY_HEART * _spread(data)
+
+
+def _spread(data: Any) -> float:
+    """The standard deviation of a regression's targets on the validation data, 0 if it is not known."""
     try:
         seen = some(data.validation, EXAMPLES).batches(EXAMPLES)
         targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen])
     except RuntimeError:  # targets of different shapes
-        return True
+        return 0.0
     scale = 1.0 if data.target_scale is None else data.target_scale[1]
-    return found.error >= BY_HEART * likelihood_for(data.task, data.dim).blind(targets, scale)["rmse"]
+    return likelihood_for(data.task, data.dim).blind(targets, scale)["rmse"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares
+from svdcompress.uncertainty import paired_means, paired_parts, paired_rmse, paired_shares
 
 PER_NAT = 0.45
 """The rise in error for each nat that the NLL rises as a network is compressed: 0.31 to 0.34 for the LeNets on MNIST in
@@ -122,7 +122,8 @@ class Budget:
 
         An estimate: a compressed model that is no worse changes about as many answers as the dense model gets wrong, so the
         mean difference has a variance of that share over N. With squared errors, or several positions, their spread takes its
-        place.
+        place; with several positions, an example of a rare kind might also go wrong as a whole, and N must be large enough
+        for that to be seen (`paired_parts`).
         """
         allowed = self.allowed(dense.error, dense.probabilities)
         if not math.isfinite(allowed):
@@ -132,7 +133,7 @@ class Budget:
         z = NormalDist().inv_cdf(self.confidence)
         if dense.probabilities and dense.graded and len(dense.parts) > 1:
             spread = (dense.parts - dense.error / 100 * dense.numbers) / dense.numbers.double().mean()
-            return max(2, math.ceil((float(spread.std()) * 100 * z / allowed) ** 2))
+            return _needed_of_parts(float(spread.std()), z, allowed / 100)
         if dense.probabilities:
             share = max(dense.error / 100, 1 / len(dense.parts))
             return math.ceil(share * (100 * z / allowed) ** 2)
@@ -168,6 +169,22 @@ class Budget:
             allowed = each * max(1, math.ceil(allowed / each - 1e-9))
         bound = upper if math.isfinite(upper) else None
         return Verdict(small.error, drop, bound, lost <= allowed + 1e-9, estimate, at_most)
+
+
+def _needed_of_parts(spread: float, z: float, allowed: float) -> int:
+    """The least N at which the bound of `paired_parts` on differences of mean 0 and this spread is `allowed`: there is one more
+    difference, of 1."""
+
+    def bound(count: int) -> float:
+        return 1 / count + z * math.sqrt((spread**2 + 1 / count) / count)
+
+    low, high = 1, 2
+    while bound(high) > allowed:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) <= allowed else (middle, high)
+    return high
 
 
 def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool:
@@ -213,7 +230,7 @@ def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
     if not dense.graded:
         return paired_shares(dense.parts, small.parts, z)
     difference = (small.parts - dense.parts) / dense.numbers.double().mean()
-    return paired_means(difference, z)
+    return paired_parts(difference, z)
 
 
 def _rmse_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:

@@ -39,6 +39,13 @@ def read_npz(place: str, section: DataSection) -> Raw:
             raise DataError(f"data: {path}: {len(x)} inputs, but {len(y)} targets ({split})")
         if y is None and x is not None and section.unlabelled:
             y = no_targets(len(x))
+        if (x is None) != (y is None) and split != "train":
+            there, missing = ("inputs", "targets") if y is None else ("targets", "inputs")
+            one = next(name for name in arrays if name in _npz_names("xy"[x is None], split))
+            raise DataError(
+                f"data: {path}: has {there} for {split} ({one}), but no {missing}; it has {', '.join(arrays)}. Names such as "
+                f"{_npz_names('x', split)[0]} and {_npz_names('y', split)[0]} belong together"
+            )
         tables[split] = None if x is None or y is None else Table(str(path), x, y)
     if tables["train"] is None:
         raise DataError(

@@ -39,6 +39,12 @@ def in_three(raw: Raw, section: DataSection, read: Read) -> dict[str, Table]:
             raw.warnings.append(
                 f"data.validation: {section.validation:g} has no effect, because {section.name} has its own validation data"
             )
+        if raw.test is not None and section.limit is None:  # which examples a limit takes follows from both
+            raw.warnings += [
+                f"data.{name}: {getattr(section, name)} has no effect: {section.name} has its own validation and test data"
+                for name in ("split", "split_seed")
+                if getattr(section, name) != getattr(DataSection(), name)
+            ]
         return {"train": train, "validation": raw.validation, "test": test}
     train, validation = _hold_out(train, section.validation, section, "validation")
     return {"train": train, "validation": validation, "test": test}
@@ -61,7 +67,10 @@ def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read
         table = read(section.model_copy(update={"test": name})).test
         assert table is not None
         return test, table
-    other = read(section.model_copy(update={"name": name, "test": None}))
+    try:
+        other = read(section.model_copy(update={"name": name, "test": None}))
+    except DataError as error:  # which names the field that sources are usually named by
+        raise DataError(str(error).replace("data.name:", "data.validation:")) from error
     if other.classes is not None and raw.classes is not None and other.classes != raw.classes:
         raise DataError(
             f"data.validation: {name} has the classes {shortened(str(other.classes))}, and {section.name} has "

@@ -8,7 +8,7 @@ from svdcompress.uncertainty._compare import compare
 from svdcompress.uncertainty._contenders import Contender, ensemble_contender, mean_contender, sampled_contender
 from svdcompress.uncertainty._explained import Explained, r2
 from svdcompress.uncertainty._gather import Batches, Gathered, gather
-from svdcompress.uncertainty._intervals import paired_means, paired_rmse, paired_shares, wilson
+from svdcompress.uncertainty._intervals import paired_means, paired_parts, paired_rmse, paired_shares, wilson
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import plot
 from svdcompress.uncertainty._predict import NotFiniteError, ensemble_predict, mc_predict, mean_predict
@@ -38,6 +38,7 @@ __all__ = [
     "outside",
     "paired_bootstrap",
     "paired_means",
+    "paired_parts",
     "paired_rmse",
     "paired_shares",
     "plot",

@@ -51,3 +51,46 @@ def test_tokens_below_zero(tmp_path):
     last = np.full(4, 4)
     assert np.array_equal(answer(row=last), answer(row=last - 5))  # PyTorch returns the same
     assert np.isfinite(answer(offset=np.full(4, -7))).all()
+
+
+class Columns(nn.Module):
+    """A category in each of two columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = nn.Embedding(7, 4), nn.Embedding(5, 4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.cat([self.a(x[:, 0]), self.b(x[:, 1])], 1).tanh())
+
+
+class Mixed(nn.Module):
+    """A category in a table of numbers, whose embedding also gives the outputs: its weights are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.line, self.last = nn.Embedding(7, 4), nn.Linear(3, 4), nn.Linear(4, 7, bias=False)
+        self.last.weight = self.a.weight
+
+    def forward(self, x):
+        return self.last((self.a(x[:, 0].long().clamp(max=6)) + self.line(x[:, 1:])).tanh())
+
+
+@pytest.mark.parametrize("make", [Columns, Mixed])
+def test_categories_cut_out_of_a_table(tmp_path, make):
+    torch.manual_seed(0)
+    model = svdc.convert(make(), log_sigma2=-5.0).eval()
+    x = torch.randint(5, (4, 2)) if make is Columns else torch.cat([torch.randint(7, (4, 1)), torch.randn(4, 3) - 2], 1)
+    path = export_onnx(model, tmp_path / "t.onnx", x, monte_carlo=True).path
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {"samples": np.array(3), "seed": np.array(1)}
+    assert np.isfinite(session.run(["mean"], {"input": x.numpy(), **feeds})[0]).all()  # other numbers may be below 0
+    for column in range(2 if make is Columns else 1):
+        bad = x.clone()
+        bad[2, column] = -1
+        with pytest.raises(IndexError):
+            model(bad)
+        with pytest.raises(Exception, match="input_must_be_0_or_more"):
+            session.run(["mean"], {"input": bad.numpy(), **feeds})

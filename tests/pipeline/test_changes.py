@@ -67,7 +67,11 @@ def test_labels_of_each_position_are_judged_by_example():
     x, y = source.test.inputs, source.test.targets
     share = [(model(x).argmax(1) != y).double().mean(1) for model in (dense, sparse)]
     step = share[1] - share[0]
-    assert found["error"]["low"] == pytest.approx(100 * (step.mean() - 1.96 * step.std() / 300**0.5).item(), abs=0.01)
+    # random weights of the inputs, and of one more that got better throughout
+    weights = torch.distributions.Dirichlet(torch.ones(301, dtype=torch.float64)).sample((20_000,))
+    lowest = (weights @ torch.cat([step, -torch.ones(1)]).double()).quantile(0.025)
+    assert found["error"]["low"] == pytest.approx(100 * lowest.item(), abs=0.15)
+    assert found["error"]["low"] < 100 * (step.mean() - 1.96 * step.std() / 300**0.5).item()
 
 
 def test_regressions_are_in_the_targets_own_units():

@@ -110,6 +110,10 @@ def test_other_data_than_those_of_the_run_are_told_of(made):
     assert data_of(svdc.load_run(found.folder, model=model, data=(x.clone(), y.clone()))) == []
     (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x + 1, y)))
     assert told.startswith(f"{found.folder}: the data are not those of the run (train: other values; validation: other")
+    single = y.clone()
+    single[int((svdc.load_run(found.folder, model=model, data=(x, y)).data.train.inputs[1] == x).all(1).nonzero()[0])] += 1
+    (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x, single)))  # a single target, between those looked at
+    assert "train: other values" in told
     (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x[:200], y[:200])))
     assert re.search(r"train: \d+ examples, \d+ then; .*test: 40 examples, 60 then\)", told)
 

@@ -7,9 +7,10 @@ from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import DataError, ModelError
-from svdcompress.pipeline import estimate, run
+from svdcompress.pipeline import estimate, run, verify_run
+from svdcompress.pipeline._label import label
 from svdcompress.recipe import load_recipe
-from svdcompress.sources import open_data, save_weights
+from svdcompress.sources import Data, InMemory, open_data, save_weights
 from svdcompress.train import Bars, fit
 
 QUICK = {"train.epochs": 8, "recover.epochs": 2, "uncertainty.samples": 3, "report.latency": False, "export.monte_carlo": False}
@@ -69,6 +70,91 @@ def test_an_npz_without_targets(tmp_path):
         run(load_recipe(None, fields=fields), tmp_path / "untrained")
     with pytest.raises(DataError, match="--unlabelled"):
         run(load_recipe(None, fields={**fields, "data.unlabelled": False}), tmp_path / "labelled")
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "binary"])
+def test_a_run_that_is_opened_again_has_the_answers(tmp_path, loss):
+    model, x = network(3 if loss == "cross-entropy" else 1), torch.randn(400, 8)
+    settings = {**QUICK, "data.unlabelled": True}
+    found = svdc.sparsify(model, x, loss=loss, settings=settings, out=tmp_path / "run")
+    opened = svdc.load_run(tmp_path / "run", model=network(3 if loss == "cross-entropy" else 1), data=x)
+    inputs = opened.data.test.inputs
+    with torch.no_grad():
+        dense, small = model(inputs), found.model(inputs)
+    answers = [(each > 0).flatten() if loss == "binary" else each.argmax(1) for each in (dense, small)]
+    assert torch.equal(opened.data.test.targets.flatten().long(), answers[0].long()) and len(answers[0].unique()) > 1
+    error = 100 * float((answers[0] != answers[1]).float().mean())
+    assert found.report.sparse.metrics["error"] == pytest.approx(error, abs=1e-4)
+    checks = verify_run(tmp_path / "run", model=network(3 if loss == "cross-entropy" else 1), data=x)
+    assert not checks.failed and any("error" in check.name for check in checks.checks)
+
+
+class Tagger(nn.Module):
+    """A class for each token, from it and its neighbors."""
+
+    def __init__(self, by_name=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mix, self.out, self.by_name = (
+            nn.Embedding(12, 8),
+            nn.Conv1d(8, 8, 3, padding=1),
+            nn.Linear(8, 4),
+            by_name,
+        )
+
+    def forward(self, ids):
+        found = self.out(self.mix(self.embed(ids).mT).mT.tanh())
+        return {"logits": found} if self.by_name else found
+
+
+class Pixels(nn.Module):
+    """A class for each pixel, or for each square of pixels."""
+
+    def __init__(self, by_name=False, stride=1, last=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.by_name, self.last = nn.Conv2d(1, 3, stride if stride > 1 else 1, stride), by_name, last
+
+    def forward(self, x):
+        found = self.conv(x)
+        found = found.permute(0, 2, 3, 1) if self.last else found
+        return {"logits": found} if self.by_name else found
+
+
+@pytest.mark.parametrize(
+    "model, x, dim",
+    [
+        (Tagger(), torch.randint(12, (6, 9)), 2),
+        (Tagger(by_name=True), torch.randint(12, (6, 9)), 2),
+        (Tagger(), torch.randint(12, (6, 4)), 2),  # as many tokens as classes
+        (nn.Conv1d(2, 4, 1), torch.randn(6, 2, 9), 1),
+        (Pixels(), torch.randn(6, 1, 8, 5), 1),
+        (Pixels(by_name=True), torch.randn(6, 1, 8, 5), 1),
+        (Pixels(stride=4), torch.randn(6, 1, 16, 12), 1),
+        (Pixels(last=True), torch.randn(6, 1, 8, 5), 3),
+        (network(), torch.randn(6, 8), 1),
+    ],
+)
+def test_answers_are_taken_along_the_classes(model, x, dim):
+    data = Data(*(InMemory(x, torch.zeros(len(x), dtype=torch.long)) for _ in range(3)), "classification", 1)
+    label(data, model.eval(), True, "cpu")
+    with torch.no_grad():
+        output = model(x)
+    output = output["logits"] if isinstance(output, dict) else output
+    assert torch.equal(data.train.targets, output.argmax(dim)) and data.outputs == output.shape[dim] and not data.warnings
+
+
+def test_classes_that_nothing_tells_from_positions_are_told():
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :20].view(-1, 4, 5)  # takes longer inputs only
+
+    x = torch.randn(6, 20)
+    data = Data(*(InMemory(x, torch.zeros(len(x), dtype=torch.long)) for _ in range(3)), "classification", 1)
+    label(data, Fixed(), True, "cpu")
+    assert torch.equal(data.train.targets, x.view(6, 4, 5).argmax(1))
+    (said,) = data.warnings
+    assert "has the shape (6, 4, 5), and nothing tells which dimension has the classes: dimension 1 is taken" in said
 
 
 def test_a_regression_says_that_it_cannot():

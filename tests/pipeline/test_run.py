@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -198,6 +199,13 @@ def test_overwriting_moves_the_old_folder_aside(tmp_path):
     said = prepare(out, overwrite=True)
     assert (tmp_path / "run.old-1" / "recipe.yaml").read_text() == "old"
     assert str(tmp_path / "run.old-1") in said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out)
+        (out / "mine.txt").write_text("mine")
+        for folder in (Path(), out, tmp_path):
+            with pytest.raises(OutputError, match="is the working folder, or holds it; start the command in another folder"):
+                prepare(folder, overwrite=True)
+    (out / "mine.txt").unlink()
     (out / "recipe.yaml").write_text("new")
     with pytest.raises(OutputError, match="not finished: continue with `svdc sparsify --resume"):
         prepare(out)

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import svdcompress as svdc
 from svdcompress.errors import ExportError, Interrupted, PruneError, RecipeError
@@ -133,6 +134,30 @@ def test_a_goal_that_the_budget_forbids_gives_way(tiny_recipe, tmp_path):
     assert any("the goal nonzero=20x exceeds the budget (it would lose" in line for line in results["warnings"])
     small = [trial for trial in found["trials"] if trial["costs"]["nonzero"] <= results["dense"]["nonzero"] / 20 * 1.02]
     assert small and not any(trial["met"] for trial in small)
+
+
+def test_a_goal_that_the_dense_model_has_reached_is_refused(tiny_recipe, tmp_path):
+    said = r"search.goal: parameters=10m: the dense model is no larger: it has .* parameters. Ask for less, or for a factor"
+    with pytest.raises(RecipeError, match=said):
+        run(searching(tiny_recipe, "search.goal='parameters=10m'"), tmp_path / "run")
+
+
+def test_a_percentage_of_no_error_is_refused(tmp_path):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(200, 6)
+    with torch.no_grad():
+        own = 5 * net(x)
+    settings = {"train.epochs": 0, "recover.epochs": 0, "export.onnx": False, "uncertainty.samples": 0}
+    asked = {"loss": "mse", "max_drop": 5.0, "settings": settings, "out": tmp_path / "run"}
+    with pytest.raises(RecipeError, match=r"search.max_drop: the dense model's RMSE .* is next to 0 .*--max-error"):
+        svdc.sparsify(nn.Sequential(net, Five()), (x, own), **asked)
+    off = own + 0.01 * torch.randn_like(own)  # a small error is one all the same
+    assert "search" in svdc.sparsify(nn.Sequential(net, Five()), (x, off), **asked, overwrite=True).results
+
+
+class Five(nn.Module):
+    def forward(self, x):
+        return 5 * x
 
 
 def test_a_budget_that_the_dense_model_misses_is_refused(tiny_recipe, tmp_path):

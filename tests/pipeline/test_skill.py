@@ -7,7 +7,7 @@ from torch import nn
 
 from svdcompress.pipeline import _skill, run
 from svdcompress.pipeline._linear import linear_fit
-from svdcompress.pipeline._skill import no_skill
+from svdcompress.pipeline._skill import lost_skill, no_skill
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, FromDataset, InMemory
 from svdcompress.train import evaluate
@@ -55,6 +55,25 @@ def test_against_one_answer_to_all(task, knows, scale, held):
     else:
         figure = f"{(scale or (0, 1))[1] * VALUES.std(correction=0):.4g}"
         assert f"rmse {figure} (the same answer to all inputs: {figure})" in warning
+
+
+def test_a_small_model_that_has_lost_what_the_dense_one_knows():
+    """Three positives in a hundred: always no has 3% errors, and so has a network of which hardly anything is left."""
+    targets = (torch.arange(200) % 100 < 3).float()
+    examples = InMemory(torch.zeros(200, 1), targets)
+    data = Data(examples, examples, examples, "binary", 1)
+    dense = {"error": 2.0, "nll": 0.08}
+    said = lost_skill(dense, {"error": 3.0, "nll": 0.1341}, data)
+    assert "hardly better than one and the same answer to all inputs" in said
+    assert "error 3 (dense: 2; one answer: 3) and nll 0.1341 (dense: 0.08; one answer: 0.1347)" in said
+    assert lost_skill(dense, {"error": 3.0, "nll": 0.12}, data) is None  # its probabilities still tell something
+    assert lost_skill(dense, {"error": 2.5, "nll": 0.5}, data) is None
+    assert lost_skill({"error": 3.0, "nll": 0.2}, {"error": 3.0, "nll": 0.2}, data) is None  # the dense one knew nothing
+    squares = InMemory(torch.zeros(24, 1), VALUES)
+    data = Data(squares, squares, squares, "regression", 1)
+    spread = float(VALUES.std(correction=0))
+    assert "rmse" in lost_skill({"rmse": 0.1 * spread, "nll": 0.0}, {"rmse": 0.99 * spread, "nll": 1.0}, data)
+    assert lost_skill({"rmse": 0.1 * spread, "nll": 0.0}, {"rmse": 0.9 * spread, "nll": 1.0}, data) is None
 
 
 def data_of(targets, task, inputs=None):

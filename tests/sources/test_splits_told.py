@@ -60,6 +60,33 @@ def test_a_share_that_does_nothing_is_told(tmp_path):
     assert opened(name).warnings == [] == opened(arrays(tmp_path / "b.npz", train=40), validation=0.3, test_share=0.5).warnings
 
 
+def test_settings_of_splits_that_are_there_are_told(tmp_path):
+    x, y = np.zeros((9, 2), np.float32), np.arange(9) % 3
+    np.savez(tmp_path / "a.npz", **{f"{kind}_{split}": part for kind, part in (("x", x), ("y", y)) for split in SPLITS})
+    name = f"npz:{tmp_path / 'a.npz'}"
+    told = opened(name, split="tail", split_seed=7).warnings
+    assert [line.partition(" has no effect")[0] for line in told] == ["data.split: tail", "data.split_seed: 7"]
+    assert opened(name).warnings == [] == opened(name, split_seed=7, limit=12).warnings
+
+
+SPLITS = ("train", "validation", "test")
+
+
+@pytest.mark.parametrize("left, missing", [("x_val", "targets"), ("y_test", "inputs")])
+def test_half_of_a_split_is_an_error(tmp_path, left, missing):
+    """The other half may be there under a name that is not known: other data would be held out in its place."""
+    x, y = np.zeros((9, 2), np.float32), np.arange(9) % 3
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, **{left: x if left[0] == "x" else y}, other=y)
+    with pytest.raises(DataError, match=rf"a.npz: has .* \({left}\), but no {missing}; it has x_train, y_train, {left}, other"):
+        opened(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_a_missing_source_of_validation_data_is_named(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 3)
+    with pytest.raises(DataError, match=r"^data\.validation: .*nope\.npz: no such file"):
+        opened(f"npz:{tmp_path / 'a.npz'}", validation=f"npz:{tmp_path / 'nope.npz'}")
+
+
 def test_a_limit_takes_examples_of_all_classes(tmp_path):
     labels = np.arange(400) // 40  # in class order, as in a folder of images
     np.savez(tmp_path / "a.npz", x=np.arange(1200).reshape(400, 3).astype(np.float32), y=labels)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Binomial
 
-from svdcompress.uncertainty import paired_means, paired_rmse, paired_shares, regression_quality, wilson
+from svdcompress.uncertainty import paired_means, paired_parts, paired_rmse, paired_shares, regression_quality, wilson
 
 
 def seeded(seed=0):
@@ -76,6 +76,36 @@ def test_paired_means_are_the_bootstraps():
     assert low == pytest.approx(float(again.quantile(0.025)), abs=0.03)
     assert high == pytest.approx(float(again.quantile(0.975)), abs=0.03)
     assert paired_means(torch.ones(1)) == (-math.inf, math.inf)
+
+
+def test_paired_parts_of_no_difference_are_those_of_clopper_and_pearson():
+    for count in (10, 100, 1000):
+        low, high = paired_parts(torch.zeros(count))
+        assert high == -low == pytest.approx(1 - 0.025 ** (1 / count), rel=0.03)
+    assert paired_parts(torch.zeros(1)) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("count", [10, 40, 200])
+def test_paired_parts_hold_where_few_examples_differ_much(rate, count):
+    """At most one in 40 upper edges lies below the mean, where normal ones are too low in up to seven of ten."""
+    misses, normal = 0, 0
+    generator = seeded()
+    for _ in range(400):
+        lost = torch.rand(count, generator=generator) < rate
+        difference = 0.01 * torch.randn(count, generator=generator) + lost
+        misses += paired_parts(difference)[1] < rate
+        normal += paired_means(difference)[1] < rate
+    assert misses <= 0.025 * 400 + 3 * (0.025 * 400) ** 0.5
+    if rate * count < 2.1:
+        assert normal > 40
+
+
+def test_paired_parts_of_many_examples_are_the_normal_ones():
+    difference = 0.2 * torch.randn(5000, generator=seeded()).clamp(-1, 1)
+    for many in (difference, torch.cat([difference, difference])):
+        normal, found = paired_means(many), paired_parts(many)
+        assert found == pytest.approx(normal, abs=6 / len(many))
 
 
 def test_paired_rmse_is_the_bootstraps():
