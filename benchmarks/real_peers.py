@@ -87,6 +87,16 @@ class Loss:
             soft = self._of_targets(output, answer.chunk(2, 1)[0] if self.task == "gaussian" else answer)
         return (1 - weight) * self._of_targets(output, y) + weight * soft
 
+    def of_scores(self, model: nn.Module, x: Any, y: Tensor) -> Tensor:
+        """The loss whose gradients score units. Without labels, the class that the dense network takes for each example is the
+        target: a network that still is the dense one has no gradient towards its own answers."""
+        if not self.unlabelled:
+            return self(model, x, y)
+        assert self.teacher is not None
+        with torch.no_grad():
+            answer = main_output(call(self.teacher, x)).argmax(1)
+        return self._of_targets(main_output(call(model, x)).float(), answer)
+
     def _of_targets(self, output: Tensor, y: Tensor) -> Tensor:
         if self.task == "classification":
             return nn.functional.cross_entropy(output, y)
@@ -148,7 +158,7 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
                 model.zero_grad(set_to_none=True)
                 batches = opened.data.train.batches(32, shuffle=pruner.current_step, device=device)
                 for x, y in islice(batches, TAYLOR_BATCHES):
-                    loss(model, x, y).backward()
+                    loss.of_scores(model, x, y).backward()
             model.to("cpu")  # on a GPU the pruner would wait at each score that it reads, and for other work there
             pruner.step()
             model.to(device)
