@@ -58,7 +58,17 @@ def export(
     """Export a run's model to ONNX again, in another form; checked against PyTorch."""
     from svdcompress.export import FEW_BITS_OPSET, export_onnx
     from svdcompress.likelihoods import own_likelihood
-    from svdcompress.pipeline import baked, chosen_by_time, export_model, feed, file_metadata, promised, reduced, sets_of
+    from svdcompress.pipeline import (
+        as_open_as_can_be,
+        baked,
+        chosen_by_time,
+        export_model,
+        feed,
+        file_metadata,
+        promised,
+        reduced,
+        sets_of,
+    )
     from svdcompress.sources import example_inputs
 
     if precision not in PRECISIONS:
@@ -85,8 +95,15 @@ def export(
         more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise}
         more["further"] = sets_of(results, "samples", own) if recipe.export.sets else None
         metadata |= promised(results, "samples")
-        more |= {"opset": opset, "metadata": metadata, "dynamic_axes": axes}
-        written = export_onnx(small, out, units.inputs(inputs), **more)
+        more |= {"opset": opset, "metadata": metadata}
+
+        def write(dims: Any) -> Any:
+            return export_onnx(small, out, units.inputs(inputs), dynamic_axes=dims, **more)
+
+        def warn(line: str) -> None:
+            err_console().print(f"warning: {line}", highlight=False)
+
+        written = write(axes) if dynamic_axis else as_open_as_can_be(write, axes, warn)
     else:
         batches = partial(feed, opened.data_as_read)
         timed = chosen_by_time(recipe)

@@ -13,11 +13,20 @@ from svdcompress.errors import ExportError, UsageError
 BATCH = "batch"
 """The name of the first dimension, which is always open."""
 
+TAKEN = (BATCH, "samples", "numbers")
+"""Names of dimensions that files have anyway."""
+
 SMALLEST = 2
 """torch.export takes a size of 1 for a constant."""
 
 NEAR = (1, 2, 4, 8, 16, 32)
 """How far the sizes that are tried lie from the example's, if neither half nor one and a half times of it fits."""
+
+AWAY = range(1, 8)
+"""How far from the example's sizes a traced model is compared: sizes of all remainders by 2 to 8."""
+
+TINY = (2, 3, 5, 8, 13, 32, 64, 128)
+"""Small sizes at which it is compared."""
 
 Axes = Mapping[str, Mapping[int, str]]
 """`dynamic_axes`: for an input's name, the names of its open dimensions."""
@@ -37,16 +46,18 @@ class OpenAxes:
         for name, dims in (dynamic_axes or {}).items():
             if name not in names:
                 raise UsageError(f"dynamic_axes: the file has no input {name!r}; its inputs are {', '.join(names)}")
+            if not isinstance(dims, Mapping):
+                raise UsageError(f"dynamic_axes: {name}: {dims!r} is no mapping of dimensions to names, as in {{2: 'height'}}")
             index = list(names).index(name)
-            for dim, axis in dims.items():
-                self._add(index, name, tensors[index], dim, axis)
+            for dim, axis in dims.items():  # as text in a file's metadata
+                self._add(index, name, tensors[index], int(dim) if str(dim).lstrip("-").isdigit() else dim, axis)
 
     def _add(self, index: int, name: str, tensor: Tensor, dim: int, axis: str) -> None:
         where = f"dynamic_axes: {name}: dimension {dim}"
-        if not 1 <= dim < tensor.dim():
+        if not isinstance(dim, int) or not 1 <= dim < tensor.dim():
             also = "the first one, the batch, is open anyway" if dim == 0 else f"the input has {tensor.dim()}, counted from 0"
             raise UsageError(f"{where} cannot be named {axis!r}: {also}")
-        if not str(axis).isidentifier() or axis == BATCH:
+        if not str(axis).isidentifier() or axis in TAKEN:
             raise UsageError(f"{where}: {axis!r} is no name for it; a word such as height or length is")
         size = tensor.shape[dim]
         if size < SMALLEST:
@@ -86,6 +97,15 @@ class OpenAxes:
             raise ExportError(
                 f"dynamic_axes: the model takes no other sizes than those of the example; with {tried} it fails: {why}"
             )
+
+    def nearby(self) -> Iterator[dict[str, int]]:
+        """Further sizes at which a traced model is compared, whether the model takes them or not."""
+        for step in (*AWAY, *(-step for step in AWAY)):
+            yield {name: max(size - step, SMALLEST) for name, size in self.sizes.items()}
+        yield {name: 2 * size for name, size in self.sizes.items()}
+        for least in TINY:
+            if least < min(self.sizes.values(), default=0):
+                yield dict.fromkeys(self.sizes, least)
 
     def of_check(self, batch: int) -> dict[str, int]:
         """The sizes that a batch of the checks has: other ones for a single row and for more than five."""

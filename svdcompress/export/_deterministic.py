@@ -16,11 +16,19 @@ from svdcompress.export._copies import eval_copy
 from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import freeze
 from svdcompress.export._outputs import Positional
-from svdcompress.export._trace import TRACE_BATCH, strip_shapes, trace
+from svdcompress.export._trace import TRACE_BATCH, check_sizes, strip_shapes, trace
 from svdcompress.export._write import write
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+def check_sizes_of(reference: nn.Module, signature: Signature) -> None:
+    """Check that other sizes of the open dimensions lead the model's code the same way; see `check_sizes`."""
+    plain = eval_copy(reference)
+    freeze(plain)
+    tensors = signature.resized(TRACE_BATCH)
+    check_sizes(Positional(plain, signature, tensors), tensors, signature.open)
 
 
 class Deterministic:

@@ -16,7 +16,7 @@ from svdcompress.batch import unwrapped
 from svdcompress.errors import ExportError, UsageError
 from svdcompress.export._axes import Axes
 from svdcompress.export._copies import eval_copy, unmask_past
-from svdcompress.export._deterministic import Deterministic, compare
+from svdcompress.export._deterministic import Deterministic, check_sizes_of, compare
 from svdcompress.export._inputs import Signature
 from svdcompress.export._metadata import encode, read_metadata
 from svdcompress.export._monte_carlo import MonteCarlo, Options
@@ -140,6 +140,8 @@ def export_onnx(
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
     signature = Signature(reference, example_inputs, dynamic_axes)
+    if signature.open:
+        check_sizes_of(reference, signature)
     if monte_carlo:
         work: MonteCarlo | Deterministic = MonteCarlo(reference, signature, Options(likelihood, noise, parts, further))
     else:
@@ -173,10 +175,7 @@ def check_parity(
     reference = eval_copy(model)
     unmask_past(reference, example_inputs)
     finished(reference, resolve(unwrapped(model), task), further)
-    axes = read_metadata(path).get("dynamic_axes") or {}
-    signature = Signature(
-        reference, example_inputs, {name: {int(d): a for d, a in dims.items()} for name, dims in axes.items()}
-    )
+    signature = Signature(reference, example_inputs, read_metadata(path).get("dynamic_axes"))
     return max(compare(Path(path), reference, signature).values())
 
 
@@ -185,7 +184,10 @@ def check_open(model: nn.Module, example_inputs: Any, dynamic_axes: Axes) -> lis
 
     Raises UsageError for dimensions that the inputs do not have, and ExportError if it takes no other sizes.
     """
-    return [set(dims) for dims in Signature(eval_copy(model), example_inputs, dynamic_axes).open.axes]
+    reference = eval_copy(model)
+    signature = Signature(reference, example_inputs, dynamic_axes)
+    check_sizes_of(reference, signature)
+    return [set(dims) for dims in signature.open.axes]
 
 
 def _check_dense(model: nn.Module) -> None:

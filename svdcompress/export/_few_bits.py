@@ -86,7 +86,10 @@ def weights_of(path: str | Path) -> list[str]:
 
 def weight_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors of a file, by name."""
-    return {tensor.name: tuple(tensor.dims) for tensor in read(Path(path)).graph.initializer}
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
 
 
 def _taken(tensor: TensorProto, fixed: set[str]) -> np.ndarray | None:

@@ -230,8 +230,9 @@ def same_noise(source: Source, run: Callable[[int], Any], batch: int, known: Seq
     if asked != expected:
         changed = next(((one or other)[0] for one, other in zip_longest(asked, expected) if one != other))
         raise ExportError(
-            f"monte_carlo: how much noise {changed!r} takes depends on the sizes in dynamic_axes (dropout at each position, "
-            "say), which a file cannot hold; leave these dimensions out, or the dropout"
+            f"monte_carlo: how much noise {changed!r} takes depends on the sizes in dynamic_axes, which a file cannot hold: "
+            "dropout at each position, or a layer that the example leaves a single position (give a larger one). Leave these "
+            "dimensions out"
         )
 
 

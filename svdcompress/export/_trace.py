@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import re
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import ExportError
-from svdcompress.export._axes import BATCH
+from svdcompress.export._axes import BATCH, OpenAxes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,12 +29,47 @@ OWN = "mc_"
 RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 
 
+DEPENDS = (
+    "the model computes something else there than at the example's sizes (a branch on x.shape, or a slice or loop of fixed "
+    "length), and a graph holds one way only. Leave these dimensions out, or write the model without"
+)
+
+
 class Traceable(Protocol):
     """A module with the names of its outputs."""
 
     names: list[str]
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]: ...
+
+
+def check_sizes(module: Traceable, tensors: Sequence[Tensor], axes: OpenAxes) -> None:
+    """Check that what torch.export traces from a module holds at other sizes of the open dimensions, too.
+
+    tensors: examples of TRACE_BATCH rows. Raises ExportError if the module's Python code depends on these sizes.
+    """
+    with _quiet(), torch.no_grad():
+        try:
+            program = _unguarded(_export(module, tensors, axes.dynamic(torch.export.Dim("batch"))))
+        except ExportError as error:
+            raise ExportError(f"dynamic_axes: the model's code fixes these sizes ({_first_line(error)})") from error
+        for sizes in axes.nearby():
+            told = " and ".join(f"{name} {size}" for name, size in sizes.items())
+            given = axes.at(tensors, sizes)
+            try:
+                expected = module(*given)
+            except Exception:  # the model does not take them, so the file need not
+                continue
+            try:
+                found = program(*given)
+                same = all(
+                    one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4, equal_nan=True)
+                    for one, other in zip(found, expected, strict=True)
+                )
+            except Exception as error:
+                raise ExportError(f"dynamic_axes: {told}: {DEPENDS} ({_first_line(error)})") from error
+            if not same:
+                raise ExportError(f"dynamic_axes: {told}: {DEPENDS}")
 
 
 def trace(
@@ -89,9 +125,19 @@ def _export(module: Any, tensors: Sequence[Tensor], dynamic: Sequence[Mapping[in
         raise ExportError(f"torch.export cannot trace this model: {_first_line(error)}") from error
 
 
+def _unguarded(program: torch.export.ExportedProgram) -> Callable[..., Any]:
+    """What was traced, as a function without torch's guards: these also refuse sizes for which the graph is right."""
+    known = inspect.signature(program.module).parameters
+    return program.module(**({"check_guards": False} if "check_guards" in known else {}))
+
+
 def _check_single_row(program: torch.export.ExportedProgram, module: Traceable, tensors: Sequence[Tensor]) -> None:
     """Check a batch of one row: torch.export assumes that a dynamic dimension is not 1, and misses `if batch == 1`."""
-    for name, traced, expected in zip(module.names, program.module()(*tensors), module(*tensors), strict=True):
+    try:
+        found = _unguarded(program)(*tensors)
+    except Exception as error:
+        raise ExportError(f"the traced model fails for a batch of one row ({_first_line(error)})") from error
+    for name, traced, expected in zip(module.names, found, module(*tensors), strict=True):
         if traced.shape != expected.shape or not torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True):
             raise ExportError(
                 f"{name!r} of the traced model differs from PyTorch's for a batch of one row: the model branches on its batch "

@@ -1,6 +1,7 @@
 """Runs a recipe into a folder: the stages in order, and resuming after a stop."""
 
 from svdcompress.pipeline._advice import advice
+from svdcompress.pipeline._axes import as_open_as_can_be
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._calibrate import KEPT
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, planned
@@ -34,6 +35,7 @@ __all__ = [
     "Verification",
     "WeightNames",
     "advice",
+    "as_open_as_can_be",
     "baked",
     "bare",
     "beside",

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from svdcompress.batch import call, main_output
-from svdcompress.errors import DataError
+from svdcompress.errors import DataError, cause
 from svdcompress.sources import Data, Examples, FromDataset
 from svdcompress.sources.given import shown
 from svdcompress.train import generators_kept
@@ -43,7 +43,11 @@ def check_shapes(data: Data, name: str | None, inputs: Any, model: nn.Module, di
                     f"{said}The ONNX files take inputs of one shape, with any number of rows: pad all of them to one length, "
                     "in the dataset or its collate_fn, or resize them; or leave dimensions open (export.dynamic_axes)"
                 )
-            if _output(model, found) != (output := _output(model, inputs)):
+            try:
+                same = _output(model, found) == (output := _output(model, inputs))
+            except Exception as error:  # whatever the user's model raises
+                raise DataError(f"{said}The model fails on them: {type(error).__name__}: {cause(error)}") from error
+            if not same:
                 raise DataError(
                     f"{said}The model's output, of shape {output} at first, follows them, and outputs of several shapes can't "
                     "be compared: pad all examples to one length, in the dataset or its collate_fn (files may take other "

@@ -29,7 +29,11 @@ def changes(dense: Passes, sparse: Passes, data: Data) -> dict[str, dict[str, fl
     first, second = ([one[index] / numbers for one in found] for index in (0, 1))
     if likelihood.probabilities:
         single = bool((numbers == 1).all())
-        error = paired_shares(first[0], first[1]) if single else paired_parts((first[1] - first[0]) * weight)
+        error = (
+            paired_shares(first[0], first[1])
+            if single
+            else paired_parts((first[1] - first[0]) * weight, far=float(weight.max()))
+        )
         return {"error": _interval(error, 100.0), "nll": _interval(paired_means((second[1] - second[0]) * weight))}
     scale = 1.0 if data.target_scale is None else data.target_scale[1]
     if likelihood.constant_noise:

@@ -85,8 +85,9 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     check_shapes(data, recipe.data.name, inputs, model, open_dims(model, recipe, data, inputs))
     targets = first_targets(data, inputs)
     by_name = not isinstance(output, Tensor | tuple | list)  # as in transformers
-    data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
-    if not by_name and both_fit(main.shape, targets.shape, data.task):
+    if not recipe.data.unlabelled:  # there `label` has found it, and made the targets by it
+        data.dim = class_dim(main.shape, targets.shape, data.task, last_if_both=by_name)
+    if not recipe.data.unlabelled and not by_name and both_fit(main.shape, targets.shape, data.task):
         data.dim, told = among_positions(model, inputs, main)
         data.warnings += told
     data.warnings += copied(inputs, targets, data.task)

@@ -59,8 +59,9 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
             results.changes = changes(passes[dense], passes[small], data)
 
     def skill() -> None:
-        if results.dense.validation and results.sparse.validation:
-            said = lost_skill(results.dense.validation, results.sparse.validation, data)
+        before, after = results.dense.validation, results.sparse.validation
+        if before and after and not context.recipe.loss.class_weights:  # which trade errors for those of rare classes
+            said = lost_skill(before, after, data, context.recipe.search.wanted)
             results.warnings += [said] if said else []
 
     def layers() -> None:

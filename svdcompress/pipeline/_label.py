@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_output
+from svdcompress.batch import call, main_output, map_tensors
 from svdcompress.errors import DataError, ModelError
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._tokens import unlabelled_dim
 from svdcompress.sources import Data, InMemory
 
-BATCH = 500
+BATCH, FEW = 500, 2
 
 
 def check_label(data: Data, trained: bool) -> None:
@@ -31,16 +31,16 @@ def check_label(data: Data, trained: bool) -> None:
 
 
 @torch.no_grad()
-def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str) -> None:
+def label(data: Data, model: nn.Module, trained: bool, device: torch.device | str, dim: int | None = None) -> None:
     """Replace the targets of all splits by a trained model's answers, in place.
 
-    classification: the class of the largest output. binary: whether the logit is above 0.
+    classification: the class of the largest output. binary: whether the logit is above 0. dim: the dimension of the classes,
+    as a run has recorded it; None: it is found (`unlabelled_dim`), and put into `data`.
     Raises what `check_label` raises.
     """
     check_label(data, trained)
     model.eval()
-    dim = None
-    output = torch.empty(0)
+    output, classes = torch.empty(0), likelihood_for(data.task).classes
     for name in ("train", "validation", "test"):
         examples = getattr(data, name)
         answers = []
@@ -49,10 +49,12 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
                 output = main_output(whole := call(model, inputs))
                 if dim is None:
                     by_name = not isinstance(whole, Tensor | tuple | list)  # as in transformers
-                    dim, warned = unlabelled_dim(model, inputs, output, by_name)
-                    data.warnings += warned if likelihood_for(data.task).classes else []
+                    few = map_tensors(inputs, lambda tensor: tensor[:FEW])
+                    dim, warned = unlabelled_dim(model, few, output[:FEW], by_name) if classes else (1, [])
+                    data.warnings += warned
                 answers.append(likelihood_for(data.task, dim).answers(output).cpu())
         examples.targets = torch.cat(answers)
     data.target_scale = None
-    if likelihood_for(data.task).classes and dim is not None:
-        data.outputs = output.shape[dim]
+    data.dim = 1 if dim is None else dim
+    if classes:
+        data.outputs = output.shape[data.dim]

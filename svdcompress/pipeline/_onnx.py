@@ -14,6 +14,7 @@ from svdcompress.errors import ExportError
 from svdcompress.export import Axes, Exported, export_onnx
 from svdcompress.likelihoods import own_likelihood
 from svdcompress.pipeline import _figures
+from svdcompress.pipeline._axes import as_open_as_can_be
 from svdcompress.pipeline._baked import baked
 from svdcompress.pipeline._export import export_model, file_metadata
 from svdcompress.pipeline._promised import promised, sets_of
@@ -122,13 +123,7 @@ class Files:
         """Write model_mc.onnx; with the example's sizes only, if its noise depends on the sizes that should be open."""
         path, axes = self.out / "model_mc.onnx", self.recipe.export.dynamic_axes
         try:
-            try:
-                file = self._draws(small, path, axes)
-            except ExportError as error:
-                if not axes:
-                    raise
-                file = self._draws(small, path, {})
-                self.warn(f"model_mc.onnx takes inputs of the example's sizes only, whatever export.dynamic_axes says: {error}")
+            file = as_open_as_can_be(partial(self._draws, small, path), axes, self.warn)
         except ExportError as error:  # the run's other files are fine
             self.warn(f"model_mc.onnx was not written: {error}")
             return

@@ -91,7 +91,7 @@ class OpenRun:
         """The run's data, with the same splits as in the run. Of unlabelled data, the dense model's answers are the targets."""
         data = self.data_as_read
         if self.recipe.data.unlabelled:
-            label(data, self.dense, True, "cpu")
+            label(data, self.dense, True, "cpu", self.dim)
         return data
 
     @cached_property
@@ -108,7 +108,7 @@ class OpenRun:
             warnings.warn(
                 f"{self.folder}: the data are not those of the run ({other}). Figures measured on them can't be compared with "
                 "its report, and its training examples may be among the test examples",
-                stacklevel=3,
+                stacklevel=5,  # from `data`
             )
         return data
 

@@ -30,14 +30,14 @@ def reduced(opened: OpenRun, path: Path, precision: str, compact: bool) -> tuple
         for name in (path.name, f"{path.name}.data"):
             if path.with_name(name).is_file():
                 shutil.move(path.with_name(name), whole.with_name(name))
-        names = WeightNames(whole, opened.model)
-        if precision in ("int8", "auto"):
+        names = WeightNames(whole, opened.model) if precision in ("int8", "int4", "auto") else None
+        if names and precision != "int4":
             try:
                 return _chosen(Integers(whole, opened.data, units, **known), path, "int8", names)
             except ExportError:
                 if precision == "int8":
                     raise
-        if precision == "int4":
+        if names and precision == "int4":
             known["importance"] = names.importance()
             return _chosen(FourBits(whole, opened.data, units, **known), path, "int4", names)
         if precision in ("float16", "auto"):

@@ -72,7 +72,7 @@ def _checksum(examples: InMemory) -> int:
 
 
 def _added(tensor: Tensor, total: int) -> int:
-    return zlib.crc32(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes(), total)
+    return zlib.crc32(tensor.contiguous().cpu().view(torch.uint8).numpy().data, total)
 
 
 def _alike(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -21,6 +21,9 @@ EXAMPLES = 2000
 LOST = 0.05
 """A small model has lost its skill if less than this fraction of the dense model's is left."""
 
+GAINED = 0.99
+"""A dense model has a skill to lose in a figure that is below this fraction of the one of a single answer."""
+
 BETTER = 0.98
 """A model is better than a linear fit if any of its figures is below this fraction of the fit's."""
 
@@ -46,22 +49,26 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     )
 
 
-def lost_skill(dense: Mapping[str, Any], small: Mapping[str, Any], data: Data) -> str | None:
+def lost_skill(dense: Mapping[str, Any], small: Mapping[str, Any], data: Data, searched: bool = True) -> str | None:
     """A warning if a small model is hardly better than one and the same answer to all inputs, and the dense one is; else None.
 
     Where one answer is much more common than the others, such a model can be within a budget for errors. Hardly better: of
-    what the dense model gains over that answer, in each figure in which it gains anything, less than LOST is left.
-    dense, small: their metrics on the validation data.
+    what the dense model gains over that answer, in each figure in which it gains at least GAINED, less than LOST is left.
+    dense, small: their metrics on the validation data. searched: whether a search has found the small one.
     """
     blind = _blind(data, data.validation if isinstance(data.validation, InMemory) else some(data.validation, EXAMPLES))
-    left = {name: (value - small[name]) / (value - dense[name]) for name, value in blind.items() if dense[name] < value}
+    left = {
+        name: (value - small[name]) / (value - dense[name]) for name, value in blind.items() if dense[name] < GAINED * value
+    }
     if not left or max(left.values()) >= LOST:
         return None
     said = " and ".join(f"{name} {small[name]:.4g} (dense: {dense[name]:.4g}; one answer: {blind[name]:.4g})" for name in left)
+    rare = " Errors hardly show this where one answer is much more common than the others." if "error" in left else ""
+    less = "Allow less (--max-drop), or ask for a smaller factor (--goal)"
+    kept = less if searched else "Remove less: a higher --threshold, or a lower --set train.beta.final=..."
     return (
-        f"the small model is hardly better than one and the same answer to all inputs: on the validation data {said}. Errors "
-        "hardly show this where one answer is much more common than the others: allow less (--max-drop), or ask for a smaller "
-        "factor (--goal)"
+        "the small model is hardly better than one and the same answer to all inputs: on the validation data "
+        f"{said}.{rare} {kept}"
     )
 
 

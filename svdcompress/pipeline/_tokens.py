@@ -52,9 +52,9 @@ def unlabelled_dim(model: nn.Module, inputs: Any, output: Tensor, by_name: bool)
         return 1, []
     if moved == set(range(1, last)):
         return last, []
-    dim = last if by_name and last == 2 else 1
+    dim, sizes = last if by_name and last == 2 else 1, ", ".join(map(str, output.shape[1:]))
     return dim, [
-        f"the model's output has the shape {tuple(output.shape)}, and nothing tells which dimension has the classes: "
+        f"the model's output has the shape (N, {sizes}), and nothing tells which dimension has the classes: "
         f"dimension {dim} is taken. If that is wrong, return an output whose classes are in dimension 1: (N, classes, ...)"
     ]
 

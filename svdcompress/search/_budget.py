@@ -47,6 +47,12 @@ class Losses:
         return bool((self.numbers != 1).any())
 
     @property
+    def far(self) -> float:
+        """What an example with the most positions adds to the share of wrong ones if it goes wrong as a whole, in examples of
+        average length."""
+        return float(self.numbers.max() / self.numbers.double().mean())
+
+    @property
     def error(self) -> float:
         """Percent of wrong answers, or the RMSE in the units of the squares (LEAST at least, because drops are relative to
         it)."""
@@ -133,7 +139,7 @@ class Budget:
         z = NormalDist().inv_cdf(self.confidence)
         if dense.probabilities and dense.graded and len(dense.parts) > 1:
             spread = (dense.parts - dense.error / 100 * dense.numbers) / dense.numbers.double().mean()
-            return _needed_of_parts(float(spread.std()), z, allowed / 100)
+            return _needed_of_parts(float(spread.std()), z, allowed / 100, dense.far)
         if dense.probabilities:
             share = max(dense.error / 100, 1 / len(dense.parts))
             return math.ceil(share * (100 * z / allowed) ** 2)
@@ -171,12 +177,14 @@ class Budget:
         return Verdict(small.error, drop, bound, lost <= allowed + 1e-9, estimate, at_most)
 
 
-def _needed_of_parts(spread: float, z: float, allowed: float) -> int:
+def _needed_of_parts(spread: float, z: float, allowed: float, far: float) -> int:
     """The least N at which the bound of `paired_parts` on differences of mean 0 and this spread is `allowed`: there is one more
-    difference, of 1."""
+    difference, of `far`. By the normal approximation, but no less than it takes where there is no difference at all."""
+    if allowed >= far:
+        return 2
 
     def bound(count: int) -> float:
-        return 1 / count + z * math.sqrt((spread**2 + 1 / count) / count)
+        return far / count + z * math.sqrt((spread**2 + far**2 / count) / count)
 
     low, high = 1, 2
     while bound(high) > allowed:
@@ -184,7 +192,8 @@ def _needed_of_parts(spread: float, z: float, allowed: float) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if bound(middle) <= allowed else (middle, high)
-    return high
+    none = math.log(1 - NormalDist().cdf(z)) / math.log1p(-allowed / far)
+    return max(high, math.ceil(none))
 
 
 def surely_worse(before: Losses, after: Losses, confidence: float = 0.9) -> bool:
@@ -230,7 +239,7 @@ def _share_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:
     if not dense.graded:
         return paired_shares(dense.parts, small.parts, z)
     difference = (small.parts - dense.parts) / dense.numbers.double().mean()
-    return paired_parts(difference, z)
+    return paired_parts(difference, z, dense.far)
 
 
 def _rmse_edges(dense: Losses, small: Losses, z: float) -> tuple[float, float]:

@@ -66,29 +66,33 @@ def paired_means(difference: Tensor, z: float = Z95) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def paired_parts(difference: Tensor, z: float = Z95) -> tuple[float, float]:
-    """The interval of a mean of (N,) independent differences that can be no further from 0 than 1, such as those of shares.
+def paired_parts(difference: Tensor, z: float = Z95, far: float = 1.0) -> tuple[float, float]:
+    """The interval of a mean of (N,) independent differences that can be no further from 0 than `far`, such as those of shares.
 
     Valid even if most differences are 0 and a few, perhaps none of those seen, are large, for which the normal approximation
     of `paired_means` is too narrow. Each edge is a quantile of the mean under random weights (Dirichlet, all parameters 1) of
-    the differences and of one more at the far end, 1 or -1 (Gaffke 2005; Learned-Miller & Thomas 2019, arXiv 1905.06208). If
-    all are 0 that is the interval of Clopper and Pearson. z: the normal quantile of its edges. Infinite for fewer than two.
+    the differences and of one more at the far end, far or -far (Gaffke 2005; Learned-Miller & Thomas 2019, arXiv 1905.06208).
+    If all are 0 that is the interval of Clopper and Pearson. z: the normal quantile of its edges. Infinite for fewer than two.
     """
     values = difference.flatten().double().numpy()
     if len(values) < 2:
         return -math.inf, math.inf
     level = NormalDist().cdf(z)
+    other = values[values != 0]
+    if not len(other):
+        edge = far * (1 - (1 - level) ** (1 / len(values)))
+        return -edge, edge
     if len(values) > MANY:  # the normal approximation, with that further difference
-        edges = [paired_means(torch.tensor([*values, end]), z) for end in (-1.0, 1.0)]
+        edges = [paired_means(torch.tensor([*values, end]), z) for end in (-far, far)]
         return edges[0][0], edges[1][1]
     draw = np.random.default_rng(0)
-    other = values[values != 0]
     weights = draw.exponential(size=(DRAWS, len(other)))
     still = len(values) - len(other)
     rest = draw.standard_gamma(still, DRAWS) if still else np.zeros(DRAWS)
     end = draw.exponential(size=DRAWS)
     total, known = weights.sum(1) + rest + end, weights @ other
-    return float(np.quantile((known - end) / total, 1 - level)), float(np.quantile((known + end) / total, level))
+    low, high = (known - far * end) / total, (known + far * end) / total
+    return float(np.quantile(low, 1 - level)), float(np.quantile(high, level))
 
 
 def paired_rmse(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float, float]:

@@ -199,6 +199,9 @@ def test_the_form_without_zeros_takes_them_too(tmp_path):
         ({"input": {-1: "width"}}, r"dimension -1 cannot be named 'width': the input has 4, counted from 0"),
         ({"input": {2: "the height"}}, r"dimension 2: 'the height' is no name for it"),
         ({"input": {2: "batch"}}, r"'batch' is no name for it"),
+        ({"input": {2: "samples"}}, r"'samples' is no name for it"),
+        ({"input": [2]}, r"input: \[2\] is no mapping of dimensions to names, as in \{2: 'height'\}"),
+        ({"input": {"h": "height"}}, r"dimension h cannot be named 'height'"),
         ({"input": {2: "size", 3: "size"}}, r"called 'size' and has the size 12, but another one of this name has 16"),
         ({"input": {1: "channels"}}, r"dimension 1 has the size 1 in the example; give an example where it is at least 2"),
     ],
@@ -225,15 +228,40 @@ def test_dropout_at_each_position_needs_fixed_sizes(tmp_path):
     svdc.export_onnx(model, tmp_path / "a.onnx", x, dynamic_axes=axes)
 
 
-def test_a_model_that_counts_on_its_size_is_refused(tmp_path):
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.line = nn.Linear(1, 2)
+class Depends(nn.Module):
+    """Does something else at some lengths."""
 
-        def forward(self, x):
-            x = x * (10.0 if x.shape[1] > 20 else 1.0)
-            return self.line(x.mean(1, keepdim=True))
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.how = nn.Conv1d(2, 3, 3, padding=1), how
 
-    with pytest.raises(ExportError):
-        svdc.export_onnx(Branches(), tmp_path / "a.onnx", torch.randn(2, 16), dynamic_axes={"input": {1: "length"}})
+    def forward(self, x):
+        return self.how(x, self.conv)
+
+
+WAYS = {
+    "longer": (16, lambda x, conv: conv(x).mean(2) * (10.0 if x.shape[2] > 20 else 1.0)),
+    "shorter": (16, lambda x, conv: conv(x).mean(2) if x.shape[2] > 5 else conv(x).sum(2)),
+    "odd": (246, lambda x, conv: conv(nn.functional.pad(x, (0, 1)) if x.shape[2] % 2 else x).mean(2)),
+    "loop": (9, lambda x, conv: sum(conv(x)[:, :, i] for i in range(x.shape[2]))),
+    "first five": (20, lambda x, conv: conv(x)[:, :, :5]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_depends_on_its_size_is_refused(tmp_path, way):
+    length, how = WAYS[way]
+    for more in ({}, {"monte_carlo": True, "task": "regression"}):
+        model = svdc.convert(Depends(how), log_sigma2=-4.0).eval()
+        with pytest.raises(
+            ExportError, match=r"dynamic_axes: (length \d+: the model computes something else|the model's code)"
+        ):
+            svdc.export_onnx(
+                model, tmp_path / "a.onnx", torch.randn(2, 2, length), dynamic_axes={"input": {2: "length"}}, **more
+            )
+    assert not list(tmp_path.iterdir())
+
+
+def test_dimensions_as_in_a_files_metadata(tmp_path):
+    svdc.export_onnx(UNet(), tmp_path / "a.onnx", torch.randn(2, 1, 16, 12), dynamic_axes={"input": {"2": "height"}})
+    assert session(tmp_path / "a.onnx").get_inputs()[0].shape == ["batch", 1, "height", 12]

@@ -150,4 +150,13 @@ def test_batches_of_several_lengths_are_fine_where_the_length_is_open():
             return self.embed(ids).cumsum(1).mT.flatten(1)[:, : 2 * (ids.shape[1] // 4) + 2]
 
     with pytest.raises(DataError, match=r"The model's output, of shape \(4,\) at first, follows them"):
-        check(Each(), open_length, several)
+        check_shapes(Data(*[several] * 3, "classification", 2), None, torch.ones(2, 7).long(), Each(), [{1}])
+
+    class Odd(Bag):
+        def forward(self, ids):
+            if ids.shape[1] > 8:
+                raise RuntimeError("too long")
+            return super().forward(ids)
+
+    with pytest.raises(DataError, match=r"\(9,\) in other .*The model fails on them: RuntimeError: too long"):
+        check_shapes(Data(*[several] * 3, "classification", 2), None, torch.ones(2, 7).long(), Odd(), [{1}])

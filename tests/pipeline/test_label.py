@@ -144,6 +144,31 @@ def test_answers_are_taken_along_the_classes(model, x, dim):
     assert torch.equal(data.train.targets, output.argmax(dim)) and data.outputs == output.shape[dim] and not data.warnings
 
 
+def test_a_recorded_dimension_is_kept():
+    """A run of an earlier version may have taken another one, which its figures are of."""
+    x = torch.randint(12, (6, 9))
+    data = Data(*(InMemory(x, torch.zeros(len(x), dtype=torch.long)) for _ in range(3)), "classification", 1)
+    label(data, Tagger().eval(), True, "cpu", 1)
+    with torch.no_grad():
+        assert torch.equal(data.train.targets, Tagger()(x).argmax(1)) and data.dim == 1
+
+
+def test_a_run_judges_along_the_dimension_of_its_answers(tmp_path):
+    """With strides, inputs that are one position shorter have as many outputs."""
+
+    class Strided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.out = nn.Conv1d(3, 8, 2, stride=2), nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.out(self.conv(x.mT).mT.tanh())
+
+    found = svdc.sparsify(Strided(), torch.randn(200, 10, 3), settings={**QUICK, "data.unlabelled": True, "train.epochs": 1})
+    assert found.report.dense.metrics["error"] == 0
+
+
 def test_classes_that_nothing_tells_from_positions_are_told():
     class Fixed(nn.Module):
         def forward(self, x):
@@ -154,7 +179,7 @@ def test_classes_that_nothing_tells_from_positions_are_told():
     label(data, Fixed(), True, "cpu")
     assert torch.equal(data.train.targets, x.view(6, 4, 5).argmax(1))
     (said,) = data.warnings
-    assert "has the shape (6, 4, 5), and nothing tells which dimension has the classes: dimension 1 is taken" in said
+    assert "has the shape (N, 4, 5), and nothing tells which dimension has the classes: dimension 1 is taken" in said
 
 
 def test_a_regression_says_that_it_cannot():

@@ -119,6 +119,11 @@ def test_draws_that_depend_on_the_size_leave_the_monte_carlo_file_with_one(tmp_p
         for name in ("model.onnx", "model_mc.onnx")
     ]
     assert shapes == [["batch", 1, "height", "width"], ["batch", 1, 8, 8]]
+    again = ["export", "run", "--out", "mc.onnx", "--monte-carlo", "--trust-code"]
+    found = CliRunner().invoke(app, again)
+    assert found.exit_code == 0 and "mc.onnx takes inputs of the example's sizes only" in " ".join(found.output.split())
+    found = CliRunner().invoke(app, [*again[:3], "other.onnx", *again[4:], "--dynamic-axis", "input:2=height"])
+    assert found.exit_code == 10 and "how much noise '4' takes depends on the sizes" in " ".join(found.output.split())
 
 
 TEXTS = '''

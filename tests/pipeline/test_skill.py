@@ -68,6 +68,7 @@ def test_a_small_model_that_has_lost_what_the_dense_one_knows():
     assert "error 3 (dense: 2; one answer: 3) and nll 0.1341 (dense: 0.08; one answer: 0.1347)" in said
     assert lost_skill(dense, {"error": 3.0, "nll": 0.12}, data) is None  # its probabilities still tell something
     assert lost_skill(dense, {"error": 2.5, "nll": 0.5}, data) is None
+    assert "--max-drop" in said and "--threshold" in lost_skill(dense, {"error": 3.0, "nll": 0.1341}, data, searched=False)
     assert lost_skill({"error": 3.0, "nll": 0.2}, {"error": 3.0, "nll": 0.2}, data) is None  # the dense one knew nothing
     squares = InMemory(torch.zeros(24, 1), VALUES)
     data = Data(squares, squares, squares, "regression", 1)

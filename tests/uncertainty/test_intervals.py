@@ -101,6 +101,13 @@ def test_paired_parts_hold_where_few_examples_differ_much(rate, count):
         assert normal > 40
 
 
+def test_paired_parts_that_can_be_further_off():
+    difference = 0.2 * torch.randn(60, generator=seeded()).clamp(-1, 1)
+    one, other = paired_parts(difference), paired_parts(3 * difference, far=3.0)
+    assert other == pytest.approx((3 * one[0], 3 * one[1]))
+    assert paired_parts(torch.zeros(50), far=3.0)[1] == pytest.approx(3 * paired_parts(torch.zeros(50))[1])
+
+
 def test_paired_parts_of_many_examples_are_the_normal_ones():
     difference = 0.2 * torch.randn(5000, generator=seeded()).clamp(-1, 1)
     for many in (difference, torch.cat([difference, difference])):
