@@ -98,6 +98,23 @@ def test_peers_are_distilled_as_our_recovery_is(module):
     assert gradient(0.9, "regression", target) == pytest.approx(mixed, abs=1e-6)
 
 
+def test_units_are_scored_by_gradients_that_a_network_equal_to_its_teacher_has(module):
+    """Towards its own answers it has none; torch-pruning's Taylor scores would be 0."""
+    peers = module("real_peers")
+    net, x, y = torch.nn.Embedding(4, 5), torch.arange(4), torch.tensor([0, 3, 1, 4])
+    for unlabelled in (True, False):
+        loss = peers.Loss(opened_for(net, "classification", 0.5, unlabelled), torch.device("cpu"))
+        targets = net.weight.detach().argmax(1) if unlabelled else y
+        net.zero_grad()
+        loss.of_scores(net, x, y).backward()
+        powers = np.exp(net.weight.detach().double().numpy())
+        hard = (powers / powers.sum(1, keepdims=True) - np.eye(5)[targets]) / 4
+        assert net.weight.grad.numpy() == pytest.approx(hard if unlabelled else 0.5 * hard, abs=1e-6)
+    net.zero_grad()
+    peers.Loss(opened_for(net, "classification", 0.5, True), torch.device("cpu"))(net, x, y).backward()
+    assert np.abs(net.weight.grad.numpy()).max() < 1e-6
+
+
 def test_the_control_that_is_not_distilled_learns_from_the_labels_alone(module):
     peers = module("real_peers")
     student, teacher = torch.nn.Embedding(4, 5), torch.nn.Embedding(4, 5)
