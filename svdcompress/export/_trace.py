@@ -61,11 +61,7 @@ def check_sizes(module: Traceable, tensors: Sequence[Tensor], axes: OpenAxes) ->
             except Exception:  # the model does not take them, so the file need not
                 continue
             try:
-                found = program(*given)
-                same = all(
-                    one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4, equal_nan=True)
-                    for one, other in zip(found, expected, strict=True)
-                )
+                same = all(_close(one, other) for one, other in zip(program(*given), expected, strict=True))
             except Exception as error:
                 raise ExportError(f"dynamic_axes: {told}: {DEPENDS} ({_first_line(error)})") from error
             if not same:
@@ -138,11 +134,15 @@ def _check_single_row(program: torch.export.ExportedProgram, module: Traceable, 
     except Exception as error:
         raise ExportError(f"the traced model fails for a batch of one row ({_first_line(error)})") from error
     for name, traced, expected in zip(module.names, found, module(*tensors), strict=True):
-        if traced.shape != expected.shape or not torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True):
+        if not _close(traced, expected):
             raise ExportError(
                 f"{name!r} of the traced model differs from PyTorch's for a batch of one row: the model branches on its batch "
                 "size or draws random numbers in eval(), which an ONNX graph would make permanent"
             )
+
+
+def _close(traced: Tensor, expected: Tensor) -> bool:
+    return traced.shape == expected.shape and torch.allclose(traced, expected, 1e-3, 1e-4, equal_nan=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,16 +16,12 @@ SHORTER = (1, 2, 4, 8, 16, 32)
 
 @torch.no_grad()
 def among_positions(model: nn.Module, inputs: Any, output: Tensor) -> tuple[int, list[str]]:
-    """The dimension of an output's classes, 1 or -1, where both would fit: the one that keeps its size when the inputs are
-    one position shorter. If that does not tell, it is 1, as in torch's losses, and a warning is returned with it."""
-    try:
-        shorter = main_output(call(model, map_tensors(inputs, lambda x: x[:, :-1] if x.dim() > 1 else x))).shape
-    except Exception:  # the model may raise anything for inputs of another size
-        shorter = output.shape
-    changed = [dim for dim in range(1, output.dim()) if len(shorter) == output.dim() and shorter[dim] != output.shape[dim]]
-    if changed == [1]:
+    """The dimension of an output's classes, 1 or -1, where both would fit: the one that keeps its size when the inputs have
+    fewer positions. If that does not tell, it is 1, as in torch's losses, and a warning is returned with it."""
+    moved = _moved_by(model, inputs, output, 1)
+    if moved == {1}:
         return -1, []
-    if changed == [output.dim() - 1]:
+    if moved == {output.dim() - 1}:
         return 1, []
     shape = tuple(output.shape)
     return 1, [

@@ -8,9 +8,27 @@ from torch import nn
 
 from svdcompress.errors import PruneError
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _choose_masks, _unit_ways, run
+from svdcompress.pipeline import _choose_masks, _judged, _unit_ways, run
+from svdcompress.sources import Data, InMemory
 
 SHORT = (*SHAPES, "train.lr=1.0e-6", "search.mixture=auto")
+
+
+@pytest.mark.parametrize("positions", [1, 6])
+def test_the_nll_of_many_positions_is_that_of_their_examples(monkeypatch, positions):
+    """Beyond the limit it is taken as it is, as examples may be too few for their errors; one class each needs none."""
+    monkeypatch.setattr(_judged, "TEMPERED", 20)
+    torch.manual_seed(0)
+    model, x = nn.Conv1d(2, 3, 1).eval(), torch.randn(30, 2, positions)
+    y = torch.randint(3, (30, positions))
+    examples = InMemory(x, y)
+    found = _judged.judged(model, examples, Data(examples, examples, examples, "classification", 3), "cpu")
+    if positions == 1:
+        assert found.nll is None
+    else:
+        with torch.no_grad():
+            each = nn.functional.cross_entropy(model(x), y, reduction="none").mean(1)
+        torch.testing.assert_close(found.nll.float(), each)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from svdcompress.pipeline import _skill, run
+from svdcompress.pipeline import _finish, _skill, run
 from svdcompress.pipeline._linear import linear_fit
 from svdcompress.pipeline._skill import lost_skill, no_skill
 from svdcompress.recipe import load_recipe
@@ -75,6 +75,19 @@ def test_a_small_model_that_has_lost_what_the_dense_one_knows():
     spread = float(VALUES.std(correction=0))
     assert "rmse" in lost_skill({"rmse": 0.1 * spread, "nll": 0.0}, {"rmse": 0.99 * spread, "nll": 1.0}, data)
     assert lost_skill({"rmse": 0.1 * spread, "nll": 0.0}, {"rmse": 0.9 * spread, "nll": 1.0}, data) is None
+
+
+@pytest.mark.parametrize("weights", [None, "balanced"])
+def test_a_run_tells_a_lost_skill(tiny_recipe, tmp_path, monkeypatch, weights):
+    seen = []
+    monkeypatch.setattr(_finish, "lost_skill", lambda *given: seen.append(given) or "as one answer")
+    recipe = tiny_recipe.model_copy(deep=True)
+    recipe.loss.class_weights, recipe.uncertainty.samples = weights, 0
+    results = run(recipe, tmp_path / "run")
+    assert ("as one answer" in results["warnings"]) == (weights is None)
+    if weights is None:
+        ((dense, small, _, searched),) = seen
+        assert (dense, small) == (results["dense"]["validation"], results["sparse"]["validation"]) and searched is False
 
 
 def data_of(targets, task, inputs=None):
