@@ -262,6 +262,22 @@ def test_a_model_that_depends_on_its_size_is_refused(tmp_path, way):
     assert not list(tmp_path.iterdir())
 
 
+def test_parity_is_checked_at_other_sizes_than_the_examples(tmp_path):
+    """A model that divides by the example's length agrees with the mean only there."""
+    torch.manual_seed(0)
+    mean, fixed = Depends(lambda x, conv: conv(x).mean(2)), Depends(lambda x, conv: conv(x).sum(2) / 16)
+    fixed.load_state_dict(mean.state_dict())
+    x = torch.randn(2, 2, 16)
+    for axes in ({"input": {2: "length"}}, {}):
+        svdc.export_onnx(mean, tmp_path / "a.onnx", x, dynamic_axes=axes)
+        assert check_parity(tmp_path / "a.onnx", mean, x) < 1e-5
+        if axes:
+            with pytest.raises(ExportError, match="'output' differs from PyTorch"):
+                check_parity(tmp_path / "a.onnx", fixed, x)
+        else:
+            check_parity(tmp_path / "a.onnx", fixed, x)
+
+
 def test_dimensions_as_in_a_files_metadata(tmp_path):
     svdc.export_onnx(UNet(), tmp_path / "a.onnx", torch.randn(2, 1, 16, 12), dynamic_axes={"input": {"2": "height"}})
     assert session(tmp_path / "a.onnx").get_inputs()[0].shape == ["batch", 1, "height", 12]

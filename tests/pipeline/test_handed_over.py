@@ -15,9 +15,10 @@ from svdcompress.cli import app
 from svdcompress.errors import DataError, ModelError, UsageError
 from svdcompress.pipeline import run as run_recipe
 from svdcompress.pipeline import verify_run
+from svdcompress.pipeline._same_data import changed, seen
 from svdcompress.predict import predict_run
 from svdcompress.recipe import dump_recipe, load_recipe
-from svdcompress.sources import code_in
+from svdcompress.sources import Data, InMemory, code_in
 from svdcompress.sources.given import given
 
 
@@ -110,12 +111,25 @@ def test_other_data_than_those_of_the_run_are_told_of(made):
     assert data_of(svdc.load_run(found.folder, model=model, data=(x.clone(), y.clone()))) == []
     (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x + 1, y)))
     assert told.startswith(f"{found.folder}: the data are not those of the run (train: other values; validation: other")
-    single = y.clone()
-    single[int((svdc.load_run(found.folder, model=model, data=(x, y)).data.train.inputs[1] == x).all(1).nonzero()[0])] += 1
-    (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x, single)))  # a single target, between those looked at
-    assert "train: other values" in told
     (told,) = data_of(svdc.load_run(found.folder, model=model, data=(x[:200], y[:200])))
     assert re.search(r"train: \d+ examples, \d+ then; .*test: 40 examples, 60 then\)", told)
+
+
+def test_a_single_other_target_is_noticed_wherever_it_is():
+    """Of more than 256 examples, inputs are looked at here and there only."""
+    x, y = torch.randn(1000, 3), torch.arange(1000) % 3
+
+    def data(targets):
+        return Data(*[InMemory(x, targets)] * 3, "classification", 3)
+
+    before = seen(data(y))
+    assert changed(before, data(y.clone())) == ""
+    for place in (0, 1, 2, 500, 999):
+        other = y.clone()
+        other[place] += 1
+        assert "train: other values" in changed(before, data(other))
+    older = {name: {key: value for key, value in each.items() if key != "targets"} for name, each in before.items()}
+    assert changed(older, data(y)) == "" and "train: other values" in changed(older, data(2 - y))
 
 
 def test_a_data_file_that_has_changed_since_is_told_of(tiny_recipe, tmp_path):
