@@ -19,7 +19,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._measure import BATCHES, THREADS
 from svdcompress.pipeline._onnx import Files
-from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code
+from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code, slower_file
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._skill import lost_skill
@@ -130,6 +130,7 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
                 files.small.latencies(times, context.note)
             results.threads, results.clock = THREADS, cost.clock_name(THREADS)
             results.compression = cost.compression(results.dense.to_dict(), results.sparse.to_dict())
+        results.warnings.extend(slower_file(results))
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
         results.warnings.extend(hardly_faster(results, recipe.export.sets))
         results.warnings.extend(padded_in_code(results))

@@ -99,13 +99,13 @@ class Measure:
         return self._kept["file"]
 
     def _file(self, model: nn.Module, path: Path, dense: bool = False) -> Path:
-        """Write a model's file; if bytes count, with all that the run's own file will hold."""
+        """Write a model's file as the run's own will be: a temperature and prediction sets take bytes, and time."""
         units = baked(self.data.preprocessing, self.data.task, self.data.dim)
         inputs, export = units.inputs(self.inputs), self.recipe.export
         more: dict[str, Any] = {}
-        if self.name == "bytes" and dense:
+        if dense:
             more = {"metadata": file_metadata({}, units.preprocessing, self.data.classes, self.data.task)}
-        elif self.name == "bytes":
+        else:
             more = foreseen(self.recipe, self.data, units)
         more |= {"opset": export.opset, "dynamic_axes": export.dynamic_axes}
         return export_onnx(units.model(model), path, inputs, **more).path

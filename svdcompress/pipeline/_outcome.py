@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,6 +77,32 @@ def larger_file(results: RunResults) -> list[str]:
     line = (
         f"the goal {goal.text} was not reached after all: model.onnx has {size:,} bytes against {target:,.0f}, as it holds "
         f"more than that of trial {trial['number']} ({trial['costs']['bytes']:,.0f}). Ask for {size - target:,.0f} bytes less"
+    )
+    results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
+    return [line]
+
+
+NOISE = 0.1
+"""Latencies of one file differ by up to this share from one measurement to the next."""
+
+
+def slower_file(results: RunResults) -> list[str]:
+    """A warning if model.onnx is slower than the goal that its trial had reached, by more than measurements differ; `reached`
+    is then set to False. Else []. A latency that a command measured is not compared: these are of another machine."""
+    found, now, dense = results.search, results.sparse.latency_ms, results.dense.latency_ms
+    if not found or found["objective"] != "latency" or not found.get("reached") or not now or not dense:
+        return []
+    if "batches" not in found["measured"]:
+        return []
+    batches = [f"batch_{batch}" for batch in found["measured"]["batches"]]
+    share = math.prod(now[batch] / dense[batch] for batch in batches) ** (1 / len(batches))
+    goal, before = parse_goal(found["goal"]), found["dense"]["costs"]["latency"]
+    target = goal.target(before)
+    if share * before <= target * (1 + CLOSE + NOISE):
+        return []
+    line = (
+        f"the goal {goal.text} was not reached after all: model.onnx takes {share * before:.4g} ms against {target:.4g}, though "
+        "its trial took less. Ask for less, and let nothing else run meanwhile: measurements differ"
     )
     results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
     return [line]

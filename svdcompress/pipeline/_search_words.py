@@ -57,9 +57,11 @@ def outcome(
     epochs: int,
     how: str = "",
     steps: int = 1,
+    aimed: float = 0.0,
 ) -> list[str]:
     """Warnings on what was asked for and not reached: why, and what to set. target: the largest size that counts as reaching
-    the goal; epochs: of training; how: from `told_how`; steps: the number of steps in which trials are cut."""
+    the goal; epochs: of training; how: from `told_how`; steps: the number of steps in which trials are cut; aimed: the size
+    that the search aimed at, larger than the goal if that cannot be reached."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -80,7 +82,9 @@ def outcome(
             f"the goal {goal.text} was not reached: {_size(best.costs[measure])} against {_size(aim)} "
             f"{MEASURES[measure]}{how}; the closest is kept. "
             + (
-                "More epochs of training, or a higher search.levels, increase the pressure"
+                f"As the goal is out of reach, the search aimed at {_size(aimed)}"
+                if aimed > aim
+                else "More epochs of training, or a higher search.levels, increase the pressure"
                 if steps == 1
                 else "One unit of each layer stays, and so does what prune.protect names or pruning cannot remove"
             )

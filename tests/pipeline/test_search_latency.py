@@ -2,14 +2,19 @@
 
 import json
 
+import onnx
 import pytest
+import torch
 
 from svdcompress import cost
 from svdcompress.errors import RecipeError
 from svdcompress.pipeline import _measure, _search, run
 from svdcompress.pipeline._measure import Measure
+from svdcompress.pipeline._outcome import slower_file
+from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.pipeline._search_words import other_machine, told_how
 from svdcompress.recipe import dump_recipe, load_recipe, parse_recipe, parse_yaml
+from svdcompress.sources import open_data
 
 QUICK = ["uncertainty.samples=0", "report.html=true", "export.monte_carlo=false", "train.epochs=2", "recover.epochs=1"]
 SEARCH = ["search.levels=1", "search.trials=2", "search.goal='latency=1.3x'", "search.latency_batch=8"]
@@ -123,3 +128,42 @@ def test_a_latency_is_told_as_a_share_of_the_first_measure(monkeypatch):
     monkeypatch.setattr(Measure, "of", lambda self, **models: {name: measured[name] for name in models})
     assert Measure("latency", recipe, None, None, first=10.0).of_small(None, None) == {"latency": 2.5, "macs": 3.0}
     assert Measure("latency", recipe, None, None).of_small(None, None)["latency"] == 1.0
+
+
+@pytest.mark.parametrize("measure", ["latency", "bytes"])
+def test_the_file_of_a_trial_holds_what_the_runs_own_will(monkeypatch, measure):
+    """A temperature and prediction sets take time, and the dense file has neither."""
+    seen = {}
+
+    def latencies(files, *given, **options):
+        for name, file in files.items():
+            seen.setdefault(name, {node.op_type for node in onnx.load(str(file)).graph.node})
+        return {name: {"batch_1": 1.0, "batch_128": 1.0} for name in files}
+
+    monkeypatch.setattr("svdcompress.cost.latencies", latencies)
+    monkeypatch.setattr(cost, "file_bytes", lambda file: latencies({file.stem: file}) and 1)
+    recipe = load_recipe("digits", [f"search.goal={measure}=2x", "calibrate.coverage=0.9", "export.sets=true"])
+    model, data = torch.nn.Linear(64, 10), open_data(recipe.data, recipe.task)
+    Measure(measure, recipe, data, torch.zeros(2, 64)).of(dense=model, small=model)
+    assert {"Div", "TopK"} <= seen["small"]
+    assert not {"Div", "TopK"} & seen["dense"]
+
+
+def test_a_file_that_became_slower_than_the_goal_is_told():
+    dense = {"costs": {"latency": 8.0}}
+    found = {"objective": "latency", "goal": "latency=2x", "reached": True, "dense": dense, "measured": {"batches": [1, 128]}}
+    before = {"batch_1": 1.0, "batch_8": 9.0, "batch_128": 100.0}
+
+    def told(one, many, **other):
+        small = Side(latency_ms={"batch_1": one, "batch_8": 1.0, "batch_128": many})
+        results = RunResults(search={**found, "notes": ["before"], **other}, sparse=small, dense=Side(latency_ms=before))
+        return slower_file(results), results.search
+
+    (line,), stored = told(0.8, 45.0)  # the geometric mean is 0.6
+    assert "takes 4.8 ms against 4" in line and stored["reached"] is False and stored["notes"] == ["before", line]
+    assert told(0.6, 45.0)[0] == []  # 0.52: measurements differ
+    assert told(0.8, 45.0, goal="latency=1.6x")[0] == []
+    assert told(0.8, 45.0, goal="latency=4ms")[0]
+    for other in ({"reached": False}, {"objective": "macs"}, {"measured": {"command": "./ask.sh"}}):
+        assert told(0.8, 45.0, **other)[0] == []
+    assert slower_file(RunResults(search=found)) == []  # report.latency=false

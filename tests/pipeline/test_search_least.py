@@ -55,6 +55,11 @@ def test_a_size_that_was_not_reached_is_told_beside_that_of_the_goal():
     macs = [f"11,768 against {size} multiply-accumulates" for size in ("1.5", "11,000", "4")]
     told = [*macs, *(f"0.5123 against {size} milliseconds" for size in ("0.25", "0.2578"))]
     assert all(text in line for text, (line,) in zip(told, lines, strict=True))
+    aimed = best, [], "latency", parse_goal("latency=2x"), 0.2578, None, False, 0
+    (line,) = outcome(*aimed, steps=4, aimed=0.5)  # type: ignore[arg-type]
+    assert line.endswith("As the goal is out of reach, the search aimed at 0.5")
+    (line,) = outcome(*aimed, steps=4, aimed=0.2527)  # type: ignore[arg-type]
+    assert "One unit of each layer stays" in line
 
 
 def test_a_dry_run_tells_of_goals_out_of_reach_alone(tiny_recipe):
