@@ -101,8 +101,8 @@ def slower_file(results: RunResults) -> list[str]:
     if share * before <= target * (1 + CLOSE + NOISE):
         return []
     line = (
-        f"the goal {goal.text} was not reached after all: model.onnx takes {share * before:.4g} ms against {target:.4g}, though "
-        "its trial took less. Ask for less, and let nothing else run meanwhile: measurements differ"
+        f"the goal {goal.text} was not reached after all: model.onnx takes {share * before:.4g} ms against {target:.4g}, more "
+        "than its trial. Ask for less, and let nothing else run meanwhile: measurements differ"
     )
     results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
     return [line]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import Recipe
-from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, made_by, open_frame
+from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, look_at, made_by, open_frame
 from svdcompress.sources.given import shown
 
 KEYS = ("x", "input", "inputs", "arr_0")
@@ -99,6 +99,8 @@ def _images(files: list[Path], preprocessing: dict[str, Any], shape: tuple[int, 
     size = preprocessing.get("image_size")
     known = shape if shape is not None and len(shape) == 3 else None
     size = tuple(size) if size else known[1:] if known else None
+    for line in look_at(files).warnings:
+        warnings.warn(line, stacklevel=4)
     images = [decode(file, size, str(file)) for file in files]
     channels = known[0] if known else max(len(image) for image in images)
     images = [_channels(image, channels) for image in images]

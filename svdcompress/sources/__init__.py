@@ -8,7 +8,7 @@ from svdcompress.sources._arguments import outputs_hint
 from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
-from svdcompress.sources._images import channels_last, decode, image_files
+from svdcompress.sources._images import channels_last, decode, image_files, look_at
 from svdcompress.sources._models import arrives_trained, came_in, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
 from svdcompress.sources._nets import NETS
@@ -64,6 +64,7 @@ __all__ = [
     "load_npy",
     "load_npz",
     "load_weights",
+    "look_at",
     "made_by",
     "make_model",
     "open_data",

@@ -86,7 +86,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     if task == "classification":
         warnings += _standard.not_classes(train.targets, raw.classes) or _standard.absent_classes(train.targets, raw.classes)
     unasked = standardized and section.standardize == "auto"
-    notes = [_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else []
+    notes = raw.notes + ([_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else [])
     return Data(
         **splits,
         task=task,

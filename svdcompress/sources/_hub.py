@@ -124,5 +124,8 @@ def _images(images: Any, section: DataSection, origin: str) -> torch.Tensor:
     for row, image in enumerate(images):
         if image is None:
             raise DataError(f"data.features: {origin}: no image in row {row}")
-        tensors.append(pixels(image, section.image_size))
+        try:
+            tensors.append(pixels(image, section.image_size))
+        except DataError as error:
+            raise DataError(f"data.features: {origin}: the image in row {row}: {error}") from None
     return stacked(tensors, [f"{origin}, row {row}" for row in range(len(tensors))])

@@ -1,24 +1,23 @@
-"""Images: one way of decoding for all sources, and folders with a subfolder for each class."""
+"""Images: which files are images, and one way of decoding for all sources."""
 
 from __future__ import annotations
 
 import io
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from svdcompress.errors import DataError, shortened
-from svdcompress.recipe import DataSection
-from svdcompress.sources._raw import Raw, Table, encode_classes, optional
+from svdcompress.sources._raw import optional
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
 """Formats that Pillow may decode, whatever a file's name: others run programs (EPS), or are rarely used and rarely tested."""
 
@@ -28,8 +27,11 @@ MOST_PIXELS = 2**26
 CHANNELS = (1, 3, 4)
 """Channels of gray images, of color images, and of color images with opacity."""
 
-IN_MEMORY_BYTES = 2**30
-"""A folder whose decoded images take more than this is read again in each epoch, by loader processes."""
+LOOKED_AT = 20_000
+"""The most images whose headers are read before training; of more, evenly spaced ones."""
+
+ORIENTATION = 274
+"""The EXIF tag for how the camera was held; 1 is upright."""
 
 
 def channels_last(inputs: Any) -> str:
@@ -55,8 +57,8 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
                         f"data: {origin}: {width:,} x {height:,}; images of at most {MOST_PIXELS:,} pixels are read"
                     )
                 return pixels(image, size)
-    except DataError:
-        raise
+    except DataError as error:
+        raise error if origin in str(error) else DataError(f"data: {origin}: {error}") from None
     except Exception as error:  # Pillow raises many kinds of errors, also for decompression bombs
         reason = shortened(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         raise DataError(f"data: {origin}: not a readable image ({reason})") from error
@@ -65,75 +67,39 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
 def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
     """A Pillow image as bytes (C, H, W), C 1 for gray and 3 for color; size: (height, width) to resize to, bilinearly.
 
-    Gray images of more than 8 bits keep the upper 8 (Pillow's own conversion would turn all values above 255 white).
+    Gray images of 16 bits keep the upper 8 (Pillow's own conversion would turn all values above 255 white). Raises DataError
+    for numbers without a known range: floating-point pixels, and 32-bit integers that do not seem to be 16-bit ones.
     """
     image_module = optional("PIL.Image", "pillow", "images")
+    if image.mode == "F":
+        raise DataError("floating-point pixels have no known range: store 8 or 16 bits, or arrays (npz)")
     if image.mode.startswith("I"):
         values = np.asarray(image)
-        wide = image.mode != "I" or values.max(initial=0) > 255  # some versions of Pillow open 16-bit files as I
-        image = image_module.fromarray((values // 256 if wide else values).clip(0, 255).astype(np.uint8))
-    image = image.convert("L" if image.mode in ("1", "L", "F") else "RGB")
+        most, wide = int(values.max(initial=0)), image.mode != "I" or image.format in ("PNG", "PPM")  # 16 bits at most
+        if most > 65_535 or (0 < most <= 255 and not wide):
+            raise DataError("32-bit pixels have no known range: store 8 or 16 bits, or arrays (npz)")
+        image = image_module.fromarray((values // 256).clip(0, 255).astype(np.uint8))
+    image = image.convert("L" if image.mode in ("1", "L") else "RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
     array = torch.from_numpy(np.array(image))
     return array.unsqueeze(0) if array.dim() == 2 else array.permute(2, 0, 1).contiguous()
 
 
-class ImageFiles(Dataset):
-    """Images from a list of files, decoded when accessed, with their labels."""
-
-    def __init__(self, files: Sequence[Path], labels: Tensor, size: tuple[int, int] | None) -> None:
-        self.files = list(files)
-        self.labels = labels
-        self.size = size
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return decode(self.files[index], self.size, str(self.files[index])), self.labels[index]
-
-
 def image_files(folder: Path) -> list[Path]:
-    """All image files below a folder, sorted by path."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and os.path.isfile(path))
+    """All image files below a folder, sorted by path; links are followed, and names that begin with a dot left out."""
+    return sorted(path for path in files_below(folder) if path.suffix.lower() in SUFFIXES and os.path.isfile(path))
 
 
-def read_imagefolder(place: str, section: DataSection) -> Raw:
-    """`imagefolder:DIR`: DIR/CLASS/image, or DIR/train/CLASS/image with test and val (or validation) beside train."""
-    root = Path(place)
-    if not os.path.isdir(root):
-        raise DataError(f"data.name: {root}: no such folder")
-    split: dict[str, Any] = {
-        name: next((root / n for n in names if os.path.isdir(root / n)), None) for name, names in _SPLITS.items()
-    }
-    if split["train"] is None:
-        split = {"train": root, "validation": None, "test": None}
-    train, classes = _folder(split["train"], None, section)
-    others = {name: _folder(split[name], classes, section)[0] if split[name] else None for name in ("validation", "test")}
-    size = list(section.image_size) if section.image_size else None
-    return Raw(train, others["test"], others["validation"], classes, {"image_size": size})
-
-
-_SPLITS = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
-
-
-def _folder(folder: Path, classes: list[str] | None, section: DataSection) -> tuple[Table, list[str]]:
-    files = image_files(folder)
-    if not files:
-        raise DataError(f"data: {folder}: contains no images in class folders")
-    names = [file.relative_to(folder).parts[0] for file in files]
-    if any(file.parent == folder for file in files):
-        raise DataError(f"data: {folder}: images are next to the class folders; move each into the folder of its class")
-    labels, classes = encode_classes(names, classes, f"data: {folder}")
-    first = decode(files[0], section.image_size, str(files[0]))
-    if first.numel() * len(files) > IN_MEMORY_BYTES:
-        if section.image_size is None:
-            raise DataError("data.image_size: needed for images that do not fit in memory, such as [224, 224]")
-        workers = section.workers if section.workers is not None else sensible_workers()
-        return Table(str(folder), dataset=ImageFiles(files, labels, section.image_size), workers=workers), classes
-    images = [decode(file, section.image_size, str(file)) for file in files]
-    return Table(str(folder), stacked(images, [str(file) for file in files]), labels), classes
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder, links to nothing among them. Links to folders are followed, each folder once on a way down."""
+    above: dict[str, frozenset[str]] = {str(folder): frozenset([os.path.realpath(folder)])}
+    for place, folders, files in os.walk(folder, followlinks=True):
+        known = above.pop(place)
+        real = {name: os.path.realpath(os.path.join(place, name)) for name in folders if not name.startswith(".")}
+        folders[:] = sorted(name for name, path in real.items() if path not in known)
+        above |= {os.path.join(place, name): known | {real[name]} for name in folders}
+        yield from (Path(place, name) for name in files if not name.startswith("."))
 
 
 def stacked(images: list[Tensor], names: list[str]) -> Tensor:
@@ -153,3 +119,42 @@ def stacked(images: list[Tensor], names: list[str]) -> Tensor:
 def sensible_workers() -> int:
     """The number of loader processes if none is set: one for each processor but the first, up to 8."""
     return max(0, min(8, (os.cpu_count() or 1) - 1))
+
+
+@dataclass
+class Seen:
+    """What the headers of image files say. channels: 3 if any image is in color, else 1. warnings: about rotated images."""
+
+    channels: int
+    warnings: list[str]
+
+
+def look_at(files: Sequence[Path]) -> Seen:
+    """Read the headers of image files; those that cannot be read are left out, as decoding them will say why."""
+    image_module = optional("PIL.Image", "pillow", "images")
+    channels, turned = 1, []
+    for index in spread(len(files), LOOKED_AT):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with image_module.open(files[index], formats=FORMATS) as image:
+                    channels = channels if image.mode in ("1", "L", "F") or image.mode.startswith("I") else 3
+                    if image.format != "TIFF" and image.getexif().get(ORIENTATION, 1) != 1:  # Pillow turns TIFFs itself
+                        turned.append(files[index])
+        except Exception:  # nosec B112
+            continue
+    if not turned:
+        return Seen(channels, [])
+    told = f"data: {turned[0]}{f' and {len(turned) - 1:,} other images' if len(turned) > 1 else ''}"
+    return Seen(
+        channels,
+        [
+            f"{told}: stored rotated or mirrored (EXIF orientation), and read as stored, as torchvision does; datasets (hf:) "
+            "turns them upright. If the network was trained on upright images, turn the files (such as mogrify -auto-orient)"
+        ],
+    )
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Up to `most` evenly spaced numbers below count."""
+    return [index * count // most for index in range(most)] if count > most else list(range(count))

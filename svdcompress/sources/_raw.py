@@ -40,7 +40,7 @@ class Raw:
     """All that a source holds. test and validation: None if the source has none of its own.
 
     preprocessing: what is needed to read more examples in the same way (columns, categories, image size).
-    warnings: what the user should know about how the data are read.
+    warnings: what the user should know about how the data are read. notes: how they were read.
     """
 
     train: Table
@@ -49,6 +49,7 @@ class Raw:
     classes: list[str] | None = None
     preprocessing: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def no_targets(count: int) -> Tensor:

@@ -11,7 +11,7 @@ from svdcompress.sources._arrays import read_digits, read_npz
 from svdcompress.sources._cifar import read_cifar
 from svdcompress.sources._hub import read_hub
 from svdcompress.sources._idx import read_idx
-from svdcompress.sources._images import read_imagefolder
+from svdcompress.sources._image_folder import read_imagefolder
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._raw import Raw
 from svdcompress.sources._text import ARGS

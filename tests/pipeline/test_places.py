@@ -18,7 +18,7 @@ from svdcompress.errors import DataError, OutputError, SvdcError
 from svdcompress.pipeline import open_run, run
 from svdcompress.pipeline._context import Context
 from svdcompress.recipe import load_recipe
-from svdcompress.sources import _images
+from svdcompress.sources import _image_folder
 
 QUICK = ["data.limit=120", "export.onnx=false", "report={html: false, latency: false}", "uncertainty.samples=0"]
 
@@ -238,7 +238,7 @@ def images(folder):
 @pytest.mark.parametrize("harm", ["truncated", "empty", "removed"])
 def test_an_image_that_breaks_while_the_run_goes_on(tiny_recipe, tmp_path, monkeypatch, harm):
     pytest.importorskip("PIL")
-    monkeypatch.setattr(_images, "IN_MEMORY_BYTES", 0)  # images are read whenever they are needed
+    monkeypatch.setattr(_image_folder, "IN_MEMORY_BYTES", 0)  # images are read whenever they are needed
     every = images(tmp_path / "photos")
     sets = [f"data=imagefolder:{tmp_path}/photos", "data.image_size=[4, 4]", "data.workers=0", "data.transform=[flatten]"]
     recipe = load_recipe(_stored(tiny_recipe), [*QUICK, *sets, "data.limit=null", "model.args={sizes: [16, 12, 3]}"])

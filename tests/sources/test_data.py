@@ -212,11 +212,11 @@ def test_folders_of_images_with_and_without_splits(tmp_path):
 
 
 def test_image_files_that_do_not_fit_in_memory_are_read_as_needed(tmp_path, monkeypatch):
-    from svdcompress.sources import _images
+    from svdcompress.sources import _image_folder
 
     folder = pictures(tmp_path / "plain")
     whole = opened(name=f"imagefolder:{folder}", image_size=(6, 6), workers=0)
-    monkeypatch.setattr(_images, "IN_MEMORY_BYTES", 10)
+    monkeypatch.setattr(_image_folder, "IN_MEMORY_BYTES", 10)
     lazy = opened(name=f"imagefolder:{folder}", image_size=(6, 6), workers=0)
     for (x, y), (x2, y2) in zip(whole.train.batches(4, shuffle=3), lazy.train.batches(4, shuffle=3), strict=True):
         assert torch.equal(x, x2) and torch.equal(y, y2)
