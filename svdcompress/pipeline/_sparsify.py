@@ -17,7 +17,7 @@ from svdcompress.pipeline._open import open_run
 from svdcompress.pipeline._run import run
 from svdcompress.recipe import WITHOUT_RECIPE, Recipe, changed, load_recipe
 from svdcompress.sources.given import given
-from svdcompress.train import generators_kept
+from svdcompress.train import broadcast, find_place, generators_kept
 
 NOT_THEIRS: dict[str, Any] = {
     "model.args": {},
@@ -106,7 +106,6 @@ def sparsify(
         raise UsageError(f"model: {type(model).__name__} is not a torch.nn.Module")
     if resume and out is None:
         raise UsageError("resume: which run? Name its folder, as out=...")
-    folder = Path(out) if out is not None else Path(mkdtemp(prefix="svdcompress-")) / "run"
     own_loss = loss if callable(loss) else None
     with given(model=model, data=data, loss=own_loss) as names:
         fields: dict[str, Any] = {} if recipe is None else dict(NOT_THEIRS)
@@ -121,11 +120,18 @@ def sparsify(
         fields |= dict(settings or {})
         made = _recipe(recipe, fields)
         with generators_kept():
-            results = run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet)
+            folder = Path(out) if out is not None else _temporary(made)
+            results = broadcast(run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet))  # the first process has them
             small = open_run(folder, trust_code=True).model  # the only code it names is the caller's objects
     for line in results.get("warnings") or () if quiet else ():  # otherwise they were printed
         warnings.warn(line, stacklevel=2)
     return Sparsified(small, report.Results.model_validate(results), folder, results)
+
+
+def _temporary(recipe: Recipe) -> Path:
+    """A new folder, the same for all processes of a launch."""
+    place = find_place(recipe.device)
+    return Path(broadcast(str(Path(mkdtemp(prefix="svdcompress-")) / "run") if place.first else ""))
 
 
 def _recipe(base: str | Path | Recipe | None, fields: Mapping[str, Any]) -> Recipe:

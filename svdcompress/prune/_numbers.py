@@ -41,8 +41,8 @@ def own_sizes(module: nn.Module, key: str, parameter: Parameter, keep: list[np.n
         return {"groups": groups, "out_channels": outs, "in_channels": ins}
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return {"num_features": shape[0]}
-    if any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and key == "weight" and hasattr(module, "nx"):
-        return {"nx": shape[0], "nf": shape[1]}
+    if _is_conv1d(module):
+        return {"nx": shape[0], "nf": shape[1]} if key == "weight" else {"nf": shape[0]} if key == "bias" else {}
     if isinstance(module, nn.Embedding):
         return {"num_embeddings": shape[0], "embedding_dim": shape[1]}
     if isinstance(module, nn.PReLU):
@@ -68,8 +68,9 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         if not removed.any() or view.module is None:
             continue
         module = model.get_submodule(view.module)
-        of_torch = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase)
-        if of_torch and (module._parameters.get("weight") is not None or any(True for _ in module.buffers())):
+        known = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd | nn.modules.batchnorm._NormBase)
+        known = known or _is_conv1d(module)
+        if known and (module._parameters.get("weight") is not None or any(True for _ in module.buffers())):
             continue  # `own_sizes` reads theirs from the shapes of their tensors
         lengths, totals = _lengths(removed, view.sizes, analysis.root[view.labels.numpy()])
         heads = {value for attribute, value in vars(module).items() if type(value) is int and _counts_heads(attribute)}
@@ -88,6 +89,11 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
         old = getattr(model.get_submodule(pieces.module), pieces.attribute)
         changes[pieces.module, pieces.attribute] = type(old)(int(part.sum()) for part in parts)
     return [(name, attribute, value) for (name, attribute), value in changes.items()]
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is transformers' Conv1D (GPT-2), with or without variances."""
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and hasattr(module, "nx")
 
 
 def _sizes_head(attribute: str) -> bool:

@@ -52,7 +52,8 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     """An Accelerator for a device ("auto": CUDA, MPS or CPU, whichever is available) and a precision (no, auto, bf16, fp16).
 
     Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not available,
-    and for launches that divide the weights (FSDP, DeepSpeed); TrainingError for fp16 without a CUDA device.
+    for launches that divide the weights (FSDP, DeepSpeed) and if the processes did not join; TrainingError for fp16 without a
+    CUDA device.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
@@ -70,10 +71,19 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
         os.environ.pop(DEVICE_VARIABLE, None)
     else:
         os.environ[DEVICE_VARIABLE] = device
+    # accelerate joins processes on CPUs only if it is told to use them
+    cpu = device == "cpu" or (device == "auto" and _launched() and not torch.accelerator.is_available())
     try:
-        return Accelerator(cpu=device == "cpu", mixed_precision=resolved_precision(precision, device))
+        made = Accelerator(cpu=cpu, mixed_precision=resolved_precision(precision, device))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"device: {device} with precision {precision} cannot be used ({error})") from error
+    asked = int(os.environ.get("WORLD_SIZE", "1")) if _launched() else 1
+    if made.num_processes != asked:
+        raise UsageError(
+            f"device: {asked} processes were launched, but did not join ({made.num_processes} here, on {made.device}): each would "
+            "do the whole run. Launch one, or name another device"
+        )
+    return made
 
 
 def resolved_precision(precision: str, device: torch.device | str = "auto") -> str:

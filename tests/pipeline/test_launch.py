@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from svdcompress.errors import UsageError
 from svdcompress.pipeline import open_run
+from svdcompress.train._device import make_accelerator
 
 
 def torchrun(*arguments, cwd=None):
@@ -51,3 +54,41 @@ def test_a_stopped_run_of_two_processes_goes_on(tiny_run, tmp_path):
     good = torchrun("sparsify", out / "recipe.yaml", "--resume", "--out", out, "--set", "recover.lr=0.001")
     assert good.returncode == 0, good.stderr[-3000:]
     assert json.loads((out / "report.json").read_text())["processes"] == 2
+
+
+WHOLE = """
+import sys
+from types import SimpleNamespace
+import torch
+import svdcompress as svdc
+
+x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+settings = {"train.epochs": 2, "recover.epochs": 1, "report.latency": False, "uncertainty.samples": 0, "report.html": False}
+settings |= {"train.batch_size": 20, "recover.batch_size": 20}
+found = svdc.sparsify(model, (x, (x[:, 0] > 0).long()), settings=settings, quiet=True)
+print(found.results["processes"], found.folder.name, float(found.model(x).sum()), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="processes take a device each")
+def test_processes_join_without_being_told_that_there_are_only_cpus(tmp_path):
+    """As `torchrun` alone starts them: in Python, without a folder, each process has the whole result."""
+    (tmp_path / "whole.py").write_text(WHOLE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "whole.py")]
+    env = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1] and lines[0].startswith("2 run ")
+
+
+def test_processes_that_did_not_join_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(num_processes=1, device="cpu")
+    monkeypatch.setattr("accelerate.Accelerator", lambda **given: alone)
+    with pytest.raises(UsageError, match=r"2 processes were launched, but did not join \(1 here, on cpu\)"):
+        make_accelerator()
