@@ -162,7 +162,8 @@ def _value_problem(name: str, stored: Tensor, own: Any) -> Iterator[str]:
 
     Infinities are accepted where the model's own tensor has the same ones, as in a causal mask.
     """
-    if stored.is_complex() or (stored.is_floating_point() and stored.dtype not in FLOATS):
+    alike = own is not None and own.dtype == stored.dtype  # such as a complex buffer of frequencies
+    if (stored.is_complex() or (stored.is_floating_point() and stored.dtype not in FLOATS)) and not alike:
         yield f"{name}: {stored.dtype}, which is not supported; weights are float32, float64, float16 or bfloat16"
     elif own is None and not name.endswith("mask") and stored.dtype not in FLOATS:
         yield f"{name}: {stored.dtype}, but weights are floating-point numbers"

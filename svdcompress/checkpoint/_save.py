@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from svdcompress.batch import unwrapped
@@ -18,6 +17,7 @@ from svdcompress.errors import CheckpointError, UsageError
 from svdcompress.files import write_atomically
 from svdcompress.layers import BernoulliDropout, GaussianDropout, VariationalLayer, class_name, stored
 from svdcompress.likelihoods import as_stored, likelihood_of
+from svdcompress.sources import write_tensors
 from svdcompress.version import __version__
 
 SETTINGS = ("prior", "share", "threshold", "variance_dtype")
@@ -29,8 +29,8 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
 
     For a model wrapped by torch.compile or data-parallel training, the model within is written.
     extra: JSON-able, kept in the manifest under "extra".
-    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state holds anything but dense tensors,
-    OutputError if the file cannot be written.
+    Raises UsageError if `extra` is not JSON-able, CheckpointError if the model's state holds anything but dense tensors
+    of types that safetensors has (not complex128), OutputError if the file cannot be written.
 
     Example:
         >>> svdc.save(svdc.convert(model), "model.safetensors")
@@ -43,7 +43,7 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
     except (TypeError, ValueError) as error:
         raise UsageError(f"extra: not JSON-able ({error})") from error
     metadata = {KEY: text}  # a single entry: safetensors writes several in arbitrary order
-    write_atomically(Path(path), lambda temporary: save_file(tensors, str(temporary), metadata))
+    write_atomically(Path(path), lambda temporary: write_tensors(tensors, temporary, metadata))
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

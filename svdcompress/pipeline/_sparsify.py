@@ -121,7 +121,7 @@ def sparsify(
         made = _recipe(recipe, fields)
         with generators_kept():
             folder = Path(out) if out is not None else _temporary(made)
-            results = broadcast(run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet))  # the first process has them
+            results = broadcast(run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet))  # the first one has them
             small = open_run(folder, trust_code=True).model  # the only code it names is the caller's objects
     for line in results.get("warnings") or () if quiet else ():  # otherwise they were printed
         warnings.warn(line, stacklevel=2)

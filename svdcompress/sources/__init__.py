@@ -25,7 +25,7 @@ from svdcompress.sources._trust import (
     code_of_transforms,
     run_argument,
 )
-from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights, start_from
+from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights, start_from, write_tensors
 
 __all__ = [
     "FLOATS",
@@ -75,6 +75,7 @@ __all__ = [
     "save_weights",
     "split_batch",
     "start_from",
+    "write_tensors",
 ]
 
 _MOVED = ("Loss", "gaussian_heads", "make_loss")

@@ -93,7 +93,17 @@ def save_weights(model: nn.Module, path: str | Path) -> None:
             continue
         seen.add(key)
         state[name] = tensor.detach().cpu().contiguous().clone()
-    save_file(state, str(path), {"format": "pt"})
+    write_tensors(state, path, {"format": "pt"})
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file. Raises CheckpointError, naming the tensors, for a type that it does not have (complex128)."""
+    try:
+        save_file(dict(tensors), str(path), metadata)
+    except KeyError as error:  # safetensors' own
+        (kind,) = error.args
+        named = ", ".join(name for name, tensor in tensors.items() if tensor.dtype == kind)
+        raise CheckpointError(f"{named}: {kind}, which a safetensors file cannot hold; convert it to another type") from error
 
 
 def _read(path: Path) -> Any:
@@ -313,9 +323,9 @@ def _same_kind(stored: torch.dtype, own: torch.dtype) -> bool:
 
 def finite_as(stored: Tensor, own: Any) -> bool:
     """Whether a tensor holds no NaN, and infinity only where the model's own tensor has the same, as in a causal mask."""
-    if not stored.is_floating_point():
+    if not (stored.is_floating_point() or stored.is_complex()):
         return True
-    finite = torch.isfinite(stored)
+    finite = torch.isfinite(stored if stored.dtype in FLOATS or stored.is_complex() else stored.float())
     if bool(finite.all()):
         return True
     alike = isinstance(own, Tensor) and own.shape == stored.shape and own.is_floating_point()

@@ -80,8 +80,8 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     asked = int(os.environ.get("WORLD_SIZE", "1")) if _launched() else 1
     if made.num_processes != asked:
         raise UsageError(
-            f"device: {asked} processes were launched, but did not join ({made.num_processes} here, on {made.device}): each would "
-            "do the whole run. Launch one, or name another device"
+            f"device: {asked} processes were launched, but did not join ({made.num_processes} here, on {made.device}): each "
+            "would do the whole run. Launch one, or name another device"
         )
     return made
 

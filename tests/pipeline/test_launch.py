@@ -76,7 +76,15 @@ print(found.results["processes"], found.folder.name, float(found.model(x).sum())
 def test_processes_join_without_being_told_that_there_are_only_cpus(tmp_path):
     """As `torchrun` alone starts them: in Python, without a folder, each process has the whole result."""
     (tmp_path / "whole.py").write_text(WHOLE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "whole.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(tmp_path / "whole.py"),
+    ]
     env = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
