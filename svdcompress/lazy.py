@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -25,7 +26,9 @@ def import_when_used(package: str, homes: Mapping[str, Sequence[str]]) -> None:
         def __getattr__(self, name: str) -> Any:
             if name not in home:
                 raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            state = random.getstate()  # some packages draw numbers as they are imported (rich)
             value = getattr(importlib.import_module(home[name]), name)
+            random.setstate(state)
             super().__setattr__(name, value)
             return value
 

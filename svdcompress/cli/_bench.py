@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 import warnings
@@ -59,6 +60,8 @@ def bench(
     """
     if any(size < 1 for size in batch):
         raise UsageError(f"--batch: {min(batch)} is not a batch size")
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"--seconds: {seconds:g} is not a time")
     place = on_device(device)
     opened = opened_run(run, trust_code, model)
     paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -13,8 +14,11 @@ from rich.table import Table
 
 from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, check_file, err_console, made_folder, out_console, print_json
-from svdcompress.errors import Interrupted, SvdcError, UsageError
+from svdcompress.errors import ExportError, Interrupted, SvdcError, UsageError
 from svdcompress.recipe import MEASURES
+
+LONGEST = 150
+"""Most characters of a combination's folder name (file systems take 255 bytes)."""
 
 SHOWN = 6
 """Most settings that an error about a folder's run names."""
@@ -72,6 +76,11 @@ def sweep(
     fields = [_values(text) for text in grid]
     if not fields:
         raise UsageError("--grid is missing: name a field and its values, as in --grid train.beta.final=0.1,0.3,1")
+    names = [name for name, _ in fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"--grid {twice[0]}: named twice; write --grid {twice[0]}=A,B with all values")
+    if "out" in names:
+        raise UsageError("--grid out: each combination has a folder of its own in --out; other fields can vary")
     base = settings.resolved(seed=seed, device=device)
     if base.experiment is not None:
         raise UsageError("sweep: an experiment has no size figures; name a recipe with a model and data")
@@ -91,6 +100,8 @@ def sweep(
         resume = (folder / "recipe.yaml").is_file()
         if resume and (folder / "report.json").is_file() and not (folder / "state").exists():
             console.print(f"{folder}: finished already", highlight=False)
+            if recipe.export.onnx and not (folder / "model.onnx").is_file():
+                failed[folder] = ExportError("finished without model.onnx, and its report says why; svdc export tries again")
             continue
         console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
         try:
@@ -100,7 +111,7 @@ def sweep(
         except SvdcError as error:  # the others may still succeed
             failed[folder] = error
             console.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    folders = [folder for *_, folder in planned if folder not in failed]
+    folders = [folder for *_, folder in planned if folder not in failed or (folder / "report.json").is_file()]
     if folders:
         _show([report.load(folder) for folder in folders], folders, picture, html, measure, json)
     if failed:
@@ -114,13 +125,18 @@ def _folder_names(texts: Sequence[Sequence[str]]) -> list[str]:
     and 0? do."""
     names: list[str] = []
     for text in texts:
-        name = plain = s.safe_name("_".join(text))
+        name = plain = _short(s.safe_name("_".join(text)))
         number = 1
         while name in names:
             number += 1
             name = f"{plain}-{number}"
         names.append(name)
     return names
+
+
+def _short(name: str) -> str:
+    """A name that file systems take: of a long one the beginning, and a checksum of the whole."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
 def _check_same(stored: Any, given: Any, folder: Path) -> None:
@@ -188,7 +204,11 @@ def _show(
     measure: str,
     json: bool,
 ) -> None:
+    names = _names(folders)
+    found = [{**results, "name": name} for results, name in zip(found, names, strict=True)]  # folders may have been renamed
     rows = [_row(results, folder) for results, folder in zip(found, folders, strict=True)]
+    if told := _other_data(folders):
+        err_console().print(f"warning: {told}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     if picture is not None:
         from svdcompress import report
 
@@ -196,17 +216,18 @@ def _show(
     if html is not None:
         from svdcompress import report
 
-        report.write_text(html, report.render_comparison(list(zip(_names(folders), found, strict=True)), measure))
+        report.write_text(html, report.render_comparison(list(zip(names, found, strict=True)), measure))
     if json:
         print_json(rows)
         return
     console = out_console()
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("run", overflow="fold")
-    for heading in ("dense", "sparse", "change (95%)", "non-zeros", "parameters", "MACs", "bytes", "batch 1", "batch 128"):
+    batches = sorted({key for row in rows for key in row if key.startswith("batch_")}, key=lambda key: int(key[6:]))
+    for heading in (*HEADINGS, *(key.replace("_", " ") for key in batches)):
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(str(row["run"]), *(_cell(row, key) for key in CELLS))
+        table.add_row(str(row["run"]), *(_cell(row, key) for key in (*CELLS, *batches)))
     console.print(table)
     unit = {row["metric"] for row in rows}
     console.print(
@@ -224,7 +245,26 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-CELLS = ("dense", "sparse", "change", "nonzero", "parameters", "macs", "bytes", "batch_1", "batch_128")
+def _other_data(folders: Sequence[Path]) -> str:
+    """What to tell if runs were tested on different data; "" if on the same, as far as their checkpoints tell."""
+    from svdcompress.checkpoint import read_manifest
+
+    tested: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            data = read_manifest(folder / "model.safetensors")["extra"].get("data") or {}
+        except (SvdcError, AttributeError):
+            continue
+        if data.get("test"):
+            tested.setdefault(str(sorted(data["test"].items())), folder)
+    if len(tested) < 2:
+        return ""
+    one, other = list(tested.values())[:2]
+    return f"{one} and {other} were tested on different data: compare the changes of each, not their errors with each other"
+
+
+HEADINGS = ("dense", "sparse", "change (95%)", "non-zeros", "parameters", "MACs", "bytes")
+CELLS = ("dense", "sparse", "change", "nonzero", "parameters", "macs", "bytes")
 
 
 def _row(results: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -240,14 +280,15 @@ def _row(results: dict[str, Any], folder: Path) -> dict[str, Any]:
         "sparse": sides[1].get(metric),
         "change": [change["low"], change["high"]] if change else None,
         **{key: ratios.get(key) for key in ("nonzero", "parameters", "macs", "bytes")},
-        **{key: latency.get(key) for key in ("batch_1", "batch_128")},
+        **{key: latency.get(key) for key in dict.fromkeys(("batch_1", "batch_128", *latency))},
     }
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
-    value = row[key]
+    value = row.get(key)
     if value is None:
         return "–"
     if key == "change":
-        return f"{value[0]:+.2f} to {value[1]:+.2f}"
+        figure = "+.2f" if row["metric"] != "RMSE" else "+.3g"
+        return f"{value[0]:{figure}} to {value[1]:{figure}}"
     return f"{value:.3g}" if key in ("dense", "sparse") else f"{value:.3g}x"

@@ -105,9 +105,11 @@ def _carrying(model: nn.Module, likelihood: Likelihood) -> nn.Module:
 def _told(found: Calibrated) -> str:
     parts = []
     for what, one in (("mean", found.mean), ("samples", found.samples)):
-        unit = "noise precision" if found.likelihood.constant_noise else "temperature"
-        parts.append(f"{what} {unit} {one.value:.3g}, validation NLL {one.before:.4f} to {one.after:.4f}" if one.taken else "")
-    told = "; ".join(part for part in parts if part) or "no temperature is needed"
+        if found.likelihood.constant_noise:  # without it there is no NLL to compare with
+            parts.append(f"{what} noise precision {one.value:.3g}, validation NLL {one.after:.4f} (cross-validated)")
+        elif one.taken:
+            parts.append(f"{what} temperature {one.value:.3g}, validation NLL {one.before:.4f} to {one.after:.4f}")
+    told = "; ".join(parts) or "no temperature is needed"
     return f"{told} (posterior: {found.posterior})"
 
 

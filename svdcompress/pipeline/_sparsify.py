@@ -107,7 +107,7 @@ def sparsify(
     if resume and out is None:
         raise UsageError("resume: which run? Name its folder, as out=...")
     own_loss = loss if callable(loss) else None
-    with given(model=model, data=data, loss=own_loss) as names:
+    with generators_kept(), given(model=model, data=data, loss=own_loss) as names:
         fields: dict[str, Any] = {} if recipe is None else dict(NOT_THEIRS)
         fields |= {"model.name": names["model"], "data.name": names["data"]}
         if loss is not None:
@@ -119,10 +119,9 @@ def sparsify(
             fields["search.objective"] = objective
         fields |= dict(settings or {})
         made = _recipe(recipe, fields)
-        with generators_kept():
-            folder = Path(out) if out is not None else _temporary(made)
-            results = broadcast(run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet))  # the first one has them
-            small = open_run(folder, trust_code=True).model  # the only code it names is the caller's objects
+        folder = Path(out) if out is not None else _temporary(made)
+        results = broadcast(run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet))  # the first one has them
+        small = open_run(folder, trust_code=True).model  # the only code it names is the caller's objects
     for line in results.get("warnings") or () if quiet else ():  # otherwise they were printed
         warnings.warn(line, stacklevel=2)
     return Sparsified(small, report.Results.model_validate(results), folder, results)

@@ -21,18 +21,19 @@ def certainty(results: Mapping[str, Any], folder: Path | None) -> str:
 
 
 def _fitted(found: Mapping[str, Any]) -> str:
-    rows = []
+    rows, noise = [], "tau" in (found.get("likelihood") or {})  # without the noise there is no NLL before
     for who, name in WHO.items():
         one = found.get(who)
         if not isinstance(one, Mapping):
             continue
         value = f"{one['value']:.4g}" if one.get("taken") else "unchanged"
-        rows.append([escape(name), html.right(value), html.right(f"{one['before']:.4f}"), html.right(f"{one['after']:.4f}")])
+        before = [] if noise else [html.right(f"{one['before']:.4f}")]
+        rows.append([escape(name), html.right(value), *before, html.right(f"{one['after']:.4f}")])
     if not rows:
         return ""
-    what = "noise precision" if "tau" in (found.get("likelihood") or {}) else "temperature"
+    heads = [">noise precision"] if noise else [">temperature", ">validation NLL before"]
     notes = html.paragraph(" ".join(f"{note}." for note in found.get("notes") or ()))
-    table = html.table(["", f">{what}", ">validation NLL before", ">after, on held-out examples"], rows)
+    table = html.table(["", *heads, f">{'validation NLL' if noise else 'after'}, on held-out examples"], rows)
     return html.titled(f"Fitted on validation data; posterior: {escape(str(found.get('posterior', '')))}", table + notes)
 
 

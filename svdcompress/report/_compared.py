@@ -8,13 +8,12 @@ from typing import Any
 
 import yaml
 
-from svdcompress.recipe import MEASURES
 from svdcompress.report import _html as html
 from svdcompress.report._draw import QUIET, Drawing, mark, series
 from svdcompress.report._page import whole
 from svdcompress.report._plots import CSS_DASHES
 from svdcompress.report._rows import count, metric, milliseconds, size, times
-from svdcompress.report._tradeoff import run_point
+from svdcompress.report._tradeoff import Point, of_a_run, run_point
 
 RATIOS = {"nonzero": "non-zeros", "parameters": "parameters", "macs": "MACs", "bytes": "ONNX file"}
 
@@ -32,37 +31,45 @@ def compared(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str) -> str
     return whole(f"{len(names)} runs", html.paragraph(" · ".join(names)), present)
 
 
+Found = tuple[int, str, Mapping[str, Any], tuple[Point, float]]
+
+
 def _tradeoff(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: str) -> str:
-    """Test error, with the interval of its change, against size; a color for each run."""
+    """Test error, with the interval of its change, against size; a color for each run. Errors and RMSEs have a figure each."""
     points = [(k, name, results, run_point(results, measure)) for k, (name, results) in enumerate(runs)]
-    found = [(k, name, results, pair) for k, name, results, pair in points if pair is not None]
-    if not found:
-        return ""
-    regression = any(results.get("task") in ("regression", "gaussian") for *_, results, _ in found)
-    unit = "test RMSE" if regression else "test error (%)"
+    kinds: dict[str, list[Found]] = {"error": [], "rmse": []}
+    for k, name, results, pair in points:
+        if pair is not None:
+            kinds["rmse" if results.get("task") in ("regression", "gaussian") else "error"].append((k, name, results, pair))
+    drawn = "".join(f'<div class="wide">{_drawn(found, kind, measure)}</div>' for kind, found in kinds.items() if found)
+    return html.filtered([name for name, _ in runs], drawn, CSS_DASHES) if drawn else ""
+
+
+def _drawn(found: Sequence[Found], kind: str, measure: str) -> str:
+    """The figure of the runs of one kind: error or rmse."""
+    unit = "test RMSE" if kind == "rmse" else "test error (%)"
     with Drawing(5.2, 3.0) as drawing:
         ax = drawing.ax
         for k, name, results, (point, dense) in found:
-            span = (results.get("changes") or {}).get("rmse" if regression else "error") or {}
+            span = (results.get("changes") or {}).get(kind) or {}
             low, high = span.get("low"), span.get("high")
             shape = "osD"[k // 6 % 3]
             if low is not None and high is not None:
                 mark(ax.plot([point.ratio] * 2, [dense + low, dense + high], color=series(k), lw=1.2, alpha=0.6), k)
             mark(ax.plot(point.ratio, point.error, shape, color=series(k), ms=5), k)
             told = f"; change {low:+.3g} to {high:+.3g} (95%)" if low is not None and high is not None else ""
-            text = f"{name}: {point.ratio:.3g}x fewer {MEASURES[measure]}, {unit} {point.error:.4g}, dense {dense:.4g}{told}"
+            text = f"{name}: {point.ratio:.3g}x fewer {of_a_run(measure)}, {unit} {point.error:.4g}, dense {dense:.4g}{told}"
             drawing.points(ax, [(point.ratio, point.error)], [text], k)
         for dense in sorted({round(pair[1], 6) for *_, pair in found}):
             ax.axhline(dense, color=QUIET, lw=0.8, ls=(0, (4, 3)))
         ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
-        ax.set(xlabel=f"times fewer {MEASURES[measure]}", ylabel=unit)
+        ax.set(xlabel=f"times fewer {of_a_run(measure)}", ylabel=unit)
     caption = (
         "Vertical lines: the 95% interval of each run's change, paired with its own dense model on the test data. Dashed: the "
         "dense models. Runs whose lines overlap may be equally good."
     )
-    label = f"{unit} of each run against how many times fewer {MEASURES[measure]} it has"
-    drawn = html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
-    return html.filtered([name for name, _ in runs], f'<div class="wide">{drawn}</div>', CSS_DASHES)
+    label = f"{unit} of each run against how many times fewer {of_a_run(measure)} it has"
+    return html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
 
 
 def _figures(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # matplotlib only when something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LATENCY_BATCH = 1
+"""The batch size at which the latencies of finished runs are compared; each report has it."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -77,13 +80,18 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
     errors: list[Any] = [(side.get("metrics") or {}).get("error", (side.get("metrics") or {}).get("rmse")) for side in sides]
     ratio = (results.get("compression") or {}).get(measure)
     if isinstance(ratio, Mapping):
-        ratio = next(iter(ratio.values()), None)
+        ratio = ratio.get(f"batch_{LATENCY_BATCH}")
     before, after = errors
     if ratio is None or before is None or after is None:
         return None
     changes = (results.get("changes") or {}).get("error") or (results.get("changes") or {}).get("rmse")
     upper = None if not changes or changes.get("high") is None else before + changes["high"]
     return Point(float(ratio), float(after), upper, str(results.get("name") or "")), float(before)
+
+
+def of_a_run(measure: str) -> str:
+    """The unit by which finished runs are compared: a report has latencies at several batch sizes."""
+    return MEASURES[measure] + (f" (batch {LATENCY_BATCH})" if measure == "latency" else "")
 
 
 def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
@@ -111,7 +119,8 @@ def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str],
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{short(value, place)}x"))
     ax.xaxis.set_minor_locator(NullLocator())
     if curves:
-        ax.set_xlabel(f"times fewer {MEASURES.get(curves[0].measure, curves[0].measure)}")
+        named = MEASURES[curves[0].measure] if curves[0].what.startswith("validation") else of_a_run(curves[0].measure)
+        ax.set_xlabel(f"times fewer {named}")
         ax.set_ylabel(curves[0].what)
 
 
@@ -280,6 +289,8 @@ def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None
             if (pair := run_point(results, name)) is not None:
                 what = "test RMSE" if results.get("task") in ("regression", "gaussian") else "test error (%)"
                 curves.append(Curve(pair[0].name, name, what, pair[1], [pair[0]]))
+    if len({curve.what for curve in curves}) > 1:
+        raise UsageError("plot_tradeoff: runs with errors and runs with RMSEs have no axis in common; plot them separately")
     if not curves:
         raise UsageError("plot_tradeoff: none of the runs has a report with errors and sizes")
     if ax is None:

@@ -173,7 +173,8 @@ def _checked(table: Table, task: str, split: str) -> Table:
     check = Check(task, table.origin, split)
     targets = check.targets(table.targets)
     check.inputs(table.inputs)
-    return Table(table.origin, table.inputs, targets)
+    inputs = map_tensors(table.inputs, lambda tensor: tensor.detach())  # features that a network made may have a graph
+    return Table(table.origin, inputs, targets.detach())
 
 
 def _outputs(tables: dict[str, Table], task: str, classes: list[str] | None) -> tuple[int, list[str] | None]:

@@ -374,6 +374,8 @@ def test_commands_on_a_finished_run(tiny_run, tmp_path):
     assert set(timed["dense"]["latency_ms"]) == {"batch_2"}
     assert timed["sparse"]["nonzero"] == results["sparse"]["nonzero"]
     assert "is not a batch size" in svdc("bench", folder, "--batch", 0, code=2).stderr
+    for wrong in ("nan", "-1", "0"):
+        assert f"--seconds: {wrong} is not a time" in svdc("bench", folder, f"--seconds={wrong}", code=2).stderr
     svdc("export", folder, "--out", tmp_path / "again.onnx")
     assert (tmp_path / "again.onnx").stat().st_size > 0
     assert "exists already" in svdc("export", folder, "--out", tmp_path / "again.onnx", code=7).stderr

@@ -6,9 +6,12 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from svdcompress import report
+from svdcompress.checkpoint import read_manifest, save
 from svdcompress.cli import app
 from svdcompress.cli._compare import _folder_names, _values
-from svdcompress.errors import Interrupted, OutputError, PruneError, UsageError
+from svdcompress.errors import ExportError, Interrupted, OutputError, PruneError, UsageError
+from svdcompress.pipeline import open_run
 
 
 def svdc(*args):
@@ -140,3 +143,83 @@ def test_combinations_whose_names_are_alike_have_folders_of_their_own(sweeping):
     _, ran = sweeping("--grid", "convert.exclude=['0*'],['0?'],['2']")
     assert len(set(ran)) == 3 and ran[1] == f"{ran[0]}-2"
     assert _folder_names([["a=1*"], ["a=1?"], ["a=1--2"], ["a=1!"]]) == ["a-1-", "a-1--2", "a-1--2-2", "a-1--3"]
+
+
+def test_a_field_is_named_once_and_long_names_are_cut(sweeping):
+    result, ran = sweeping("--grid", "train.lr=0.01,0.02", "--grid", "train.lr=0.03")
+    assert result.exit_code == UsageError.exit_code and ran == [] and "train.lr: named twice" in result.output
+    result, ran = sweeping("--grid", "out=a,b")
+    assert result.exit_code == UsageError.exit_code and ran == []
+    long = ",".join(f"layer{index}.with.a.long.name" for index in range(40))
+    result, ran = sweeping("--grid", f"convert.exclude=[{long}],[{long},other]")
+    assert len(set(ran)) == 2 and all(len(name) == 150 and name.startswith("convert.exclude--layer0") for name in ran)
+    assert ran == _folder_names([[f"convert.exclude=[{long}]"], [f"convert.exclude=[{long},other]"]])
+
+
+def test_a_combination_without_a_file_has_failed_however_often_it_is_asked(sweeping, tmp_path):
+    assert sweeping("--grid", "train.epochs=1,3")[0].exit_code == 0
+    (tmp_path / "grid" / "train.epochs-3" / "model.onnx").unlink()
+    for name in ("train.epochs-1", "train.epochs-3"):  # as runs of these settings leave it
+        file = tmp_path / "grid" / name / "recipe.yaml"
+        file.write_text(file.read_text().replace("epochs: 4", f"epochs: {name[-1]}", 1))
+    for _ in range(2):
+        result, _ = sweeping("--grid", "train.epochs=1,3")
+        assert result.exit_code == ExportError.exit_code, result.output
+        said = " ".join(result.output.split())
+        assert "1 of 2 combinations failed" in said and "train.epochs-3: finished without model.onnx" in said
+        assert sum("train.epochs-" in line for line in result.stdout.splitlines()) == 2  # its figures are there
+
+
+@pytest.fixture
+def two(tiny_run, tmp_path):
+    """Copies of a run, and their reports to change: write(name, results)."""
+    for name in ("one", "two"):
+        shutil.copytree(tiny_run[0], tmp_path / name)
+
+    def write(name, **changed):
+        file = tmp_path / name / "report.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+    return tmp_path / "one", tmp_path / "two", write
+
+
+def test_errors_and_rmses_have_no_common_axis(two, tiny_run, tmp_path):
+    one, other, write = two
+    sides = {side: {**tiny_run[1][side], "metrics": {"rmse": value}} for side, value in (("dense", 0.002), ("sparse", 0.001))}
+    write("two", task="regression", changes={"rmse": {"low": -0.0012, "high": -0.0008}}, **sides)
+    assert svdc("compare", one, other, "--picture", tmp_path / "c.png").exit_code == UsageError.exit_code
+    shown = svdc("compare", one, other, "--html", tmp_path / "c.html")
+    assert shown.exit_code == 0 and "-0.0012 to -0.0008" in shown.stdout
+    text = (tmp_path / "c.html").read_text()
+    assert text.count("test RMSE of each run") == text.count("test error (%) of each run") == 1
+    assert "two: " in text and "test RMSE 0.001, dense 0.002" in text and "one: " in text
+
+
+def test_latencies_name_their_batch_and_all_batches_are_shown(two, tiny_run):
+    one, other, write = two
+    ratios = {**tiny_run[1]["compression"], "latency": {"batch_1": 1.5, "batch_8": 3.0, "batch_128": 2.0}}
+    write("two", compression=ratios)
+    shown = svdc("compare", one, other).stdout
+    assert "batch 1 " in shown and "batch 8 " in shown and "3x" in shown and "–" in shown
+    results = json.loads((other / "report.json").read_text())
+    figure = report.plot_tradeoff(results, measure="latency")
+    assert figure.axes[0].get_xlabel() == "times fewer milliseconds (batch 1)"
+    (line,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert float(line.get_xdata()[0]) == 1.5
+
+
+def test_a_renamed_folder_has_its_own_name_in_the_picture(two, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "plot_tradeoff", lambda *found, **more: drawn.append([f["name"] for f in found]) or figure)
+    figure = type("Figure", (), {"savefig": lambda *given, **more: None})()
+    assert svdc("compare", *two[:2], "--picture", tmp_path / "c.png").exit_code == 0
+    assert drawn == [["one", "two"]]
+
+
+def test_runs_that_were_tested_on_other_data_are_told(two, monkeypatch):
+    one, other, _ = two
+    assert "tested on different data" not in svdc("compare", one, other).output
+    extra = read_manifest(other / "model.safetensors")["extra"]
+    extra["data"]["test"]["targets"] += 1
+    save(open_run(other).model, other / "model.safetensors", extra=extra)
+    assert f"{one} and {other} were tested on different data" in " ".join(svdc("compare", one, other).output.split())

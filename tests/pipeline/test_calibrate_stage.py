@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from svdcompress.calibrate import Calibrated, Tempered
 from svdcompress.errors import CheckpointError, DataError, RecipeError, UsageError
 from svdcompress.export import read_metadata
-from svdcompress.likelihoods import likelihood_of
+from svdcompress.likelihoods import Regression, likelihood_of
 from svdcompress.pipeline import open_run, run, verify_run
 from svdcompress.pipeline._calibrate import _told
 from svdcompress.predict import predict_run
 from svdcompress.recipe import load_recipe
+from svdcompress.report._certainty import certainty
 
 SETTINGS = [
     "model.args={sizes: [64, 24, 10]}",
@@ -58,6 +59,13 @@ def test_a_calibration_that_changes_nothing_is_told_as_such(calibrated):
     assert "mean temperature 2, validation NLL 0.5000 to 0.4000" in _told(
         replace(found, mean=Tempered(2.0, 0.5, 0.4, True, 144))
     )
+    noise = Tempered(3.09, 0.8, 1.2, True, 144)  # "before" is the NLL with the noise that fits these examples best
+    constant = replace(found, likelihood=Regression(tau=3.09), mean=noise, samples=noise)
+    text = "noise precision 3.09, validation NLL 1.2000 (cross-validated)"
+    assert _told(constant) == f"mean {text}; samples {text} (posterior: variational)"
+    page = certainty({"calibrate": constant.to_dict()}, None)
+    assert "0.8000" not in page and "1.2000" in page and "validation NLL, on held-out examples" in page
+    assert "validation NLL before" in certainty({"calibrate": found.to_dict()}, None)
 
 
 def test_both_temperatures_are_in_the_checkpoint_and_the_report(calibrated):

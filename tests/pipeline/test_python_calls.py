@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
@@ -128,6 +129,19 @@ def test_half_and_double_precision_go_in_as_single():
     for kind in (torch.float16, torch.bfloat16, torch.float64):
         train = opened((torch.randn(20, 3).to(kind), y)).train
         assert next(iter(train.batches(2)))[0].dtype == torch.float32
+
+
+def test_features_with_a_graph_are_data_like_any_other():
+    """Such as those that a network made outside of no_grad: a second epoch would go through a graph that is gone."""
+    features = nn.Linear(4, 3)(torch.randn(40, 4))
+    data = opened((features, torch.arange(40) % 2))
+    assert features.requires_grad and not any(x.requires_grad for x, _ in data.train.batches(8))
+
+
+def test_importing_does_not_draw_from_the_callers_generator():
+    code = "import random, svdcompress as svdc; random.seed(1); state = random.getstate(); svdc.sparsify; svdc.report"
+    code += "; assert random.getstate() == state"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
