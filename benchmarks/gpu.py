@@ -82,9 +82,9 @@ def steps(options: argparse.Namespace) -> list[Step]:
     """All steps, in order; those that need folders only if these are given."""
     from real import CASES
     from real_nets import NAMES
-    from real_peers import NOT_DISTILLED, PEERS
+    from real_peers import EVENLY, NOT_DISTILLED, PEERS
 
-    peers = [peer for peer in PEERS if peer != NOT_DISTILLED]  # four side by side keep a GPU busy
+    peers = [peer for peer in PEERS if peer not in (NOT_DISTILLED, *EVENLY)]  # four side by side keep a GPU busy
     python, slot = sys.executable, ["--minutes", "{minutes}"]
     speed = [python, "benchmarks/speed.py", "--skip", "ours, masked"]
     beside = tuple(

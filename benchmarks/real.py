@@ -13,7 +13,8 @@ the search are not counted), with one fall of the learning rate:
 
 - dense, trained as long
 - torch-pruning (magnitude; Taylor): gradual, globally, over the first half of the epochs, to no more MACs than ours (to no
-  more parameters than ours has parameters or non-zeros, where these are the goal), whatever size a budget led to
+  more parameters than ours has parameters or non-zeros, where these are the goal), whatever size a budget led to; if named,
+  also evenly: the same share of each layer
 - gradual magnitude pruning of single weights (Zhu & Gupta 2018) to as many non-zeros as ours has parameters (or non-zeros,
   where they are the goal); MACs stay the same
 
@@ -40,7 +41,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import PEERS, Way, macs, nothing, peers_of, train, unpickled
+from real_peers import EVENLY, PEERS, Way, macs, nothing, peers_of, train, unpickled
 from real_table import asked, epochs_of, kept_of, table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
@@ -257,7 +258,8 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     for peer in (peer for peer in before if peer in PEERS):  # differences from an earlier network of ours do not count
         nets[peer] = before[peer] if same else {key: value for key, value in before[peer].items() if "change" not in key}
     store(known)
-    for peer in peers_of(opened):
+    asked_for = peers_of(opened) if options.peer is None else options.peer
+    for peer in [*peers_of(opened), *EVENLY]:
         file = options.runs / f"{row(name, options.label)}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
@@ -277,7 +279,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
         elif peer in nets:
             print(f"{name}: {peer} stays without its interval, as {done} is not there")
             continue
-        elif options.peer is not None and peer not in options.peer:
+        elif peer not in asked_for:
             continue
         else:
             print(f"{name}: {peer}, {way.epochs} epochs", flush=True)

@@ -120,9 +120,10 @@ def nothing(*given: Any) -> Prune:
     return idle
 
 
-def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool) -> Prune:
-    """torch-pruning's own pruner, global and gradual: what is removed of the MACs (of the parameters, if the goal counts
-    weights) rises as 1 - (1 - t)^3 in the first half of the epochs."""
+def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, taylor: bool, evenly: bool = False) -> Prune:
+    """torch-pruning's own pruner, gradual: what is removed of the MACs (of the parameters, if the goal counts weights) rises
+    as 1 - (1 - t)^3 in the first half of the epochs. It ranks the units of all layers together, or (evenly) those of each
+    layer apart, so that each loses the same share."""
     import torch_pruning as tp
 
     device = next(model.parameters()).device
@@ -136,7 +137,7 @@ def torch_pruning(model: nn.Module, opened: OpenRun, way: Way, loss: Loss, *, ta
         model,
         example,
         importance=score,
-        global_pruning=True,
+        global_pruning=not evenly,
         pruning_ratio=0.99,
         iterative_steps=STEPS_OF_HEADS if heads else 400,
         ignored_layers=[list(layers.values())[-1]],
@@ -182,19 +183,26 @@ def magnitude(model: nn.Module, opened: OpenRun, way: Way, loss: Loss) -> Prune:
 NOT_DISTILLED = "torch-pruning, Taylor, not distilled"
 """Fine-tuned on labels alone, as in torch-pruning's examples; all other rows also learn from the dense network's answers."""
 
+EVENLY = ("torch-pruning, magnitude, evenly", "torch-pruning, Taylor, evenly")
+"""The same share of each layer's units is removed. Run only if named: a VGG-16 whose units are ranked together keeps single
+units in some layers."""
+
 PEERS: dict[str, Peer] = {
     "dense, trained as long": nothing,
     "torch-pruning, magnitude": lambda *given: torch_pruning(*given, taylor=False),
     "torch-pruning, Taylor": lambda *given: torch_pruning(*given, taylor=True),
     NOT_DISTILLED: lambda *given: torch_pruning(*given, taylor=True),
     "gradual magnitude, single weights": magnitude,
+    EVENLY[0]: lambda *given: torch_pruning(*given, taylor=False, evenly=True),
+    EVENLY[1]: lambda *given: torch_pruning(*given, taylor=True, evenly=True),
 }
 
 
 def peers_of(opened: OpenRun) -> list[str]:
-    """The names of this run's peers; `NOT_DISTILLED` is left out if it would equal another (no distillation, or no labels)."""
+    """The names of this run's peers, without `EVENLY`; also without `NOT_DISTILLED` if it would equal another (no
+    distillation, or no labels)."""
     distils = opened.recovery.distill.weight > 0 and not opened.recipe.data.unlabelled
-    return [name for name in PEERS if name != NOT_DISTILLED or distils]
+    return [name for name in PEERS if name not in EVENLY and (name != NOT_DISTILLED or distils)]
 
 
 def optimizer_of(model: nn.Module, settings: Any) -> torch.optim.Optimizer:

@@ -128,13 +128,14 @@ def test_the_control_that_is_not_distilled_learns_from_the_labels_alone(module):
     assert peers.NOT_DISTILLED in peers.peers_of(opened)
     twins = [opened_for(teacher, "classification", 0.0), opened_for(teacher, "classification", 0.9, unlabelled=True)]
     assert not any(peers.NOT_DISTILLED in peers.peers_of(each) for each in twins)
+    assert not set(peers.EVENLY) & set(peers.peers_of(opened)) and set(peers.EVENLY) < set(peers.PEERS)
 
 
 @pytest.mark.parametrize("taught", [True, False])
 def test_a_peer_is_trained_as_its_name_says(module, tmp_path, monkeypatch, taught):
     """The dense network's answers differ from the labels: only a distilled peer follows it."""
     peers, slices = module("real_peers"), module("slices")
-    monkeypatch.setattr(peers, "torch_pruning", lambda *given, taylor: peers.idle)
+    monkeypatch.setattr(peers, "torch_pruning", lambda *given, taylor, evenly=False: peers.idle)
     sets = ["model.args={sizes: [64, 10]}", "data.limit=300", "dense.epochs=1", "train.epochs=1", "recover.epochs=1"]
     quiet = ["report.html=false", "export.onnx=false", "uncertainty.samples=0", "device=cpu"]
     run(load_recipe("digits", [*sets, "recover.distill.weight=0.9", *quiet]), tmp_path / "run")
@@ -182,6 +183,27 @@ def test_torch_pruning_goes_by_what_the_goal_counts(module, by_weights):
     size = weights(net) if by_weights else macs
     assert weights(net) < early and 0.7 * most < size <= most
     assert net(x).shape == (8, 10)
+
+
+@pytest.mark.parametrize("evenly", [True, False])
+def test_torch_pruning_takes_the_same_share_of_each_layer_if_asked(module, evenly):
+    """One layer's weights are a tenth of the other's: ranked together, its units go first."""
+    pytest.importorskip("torch_pruning")
+    peers = module("real_peers")
+    net = torch.nn.Sequential(
+        torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 40), torch.nn.ReLU(), torch.nn.Linear(40, 4)
+    )
+    with torch.no_grad():
+        net[0].weight.mul_(0.1)
+        net[2].weight.mul_(0.1)
+        net[4].weight.mul_(10)
+    opened = SimpleNamespace(
+        data=SimpleNamespace(train=SimpleNamespace(batches=lambda size: iter([(torch.randn(size, 20), None)])))
+    )
+    way = peers.Way(10, 800, 800, by_weights=True)
+    assert peers.torch_pruning(net, opened, way, None, taylor=False, evenly=evenly)(10.0)
+    left = net[0].out_features, net[2].out_features
+    assert (abs(left[0] - left[1]) <= 2) is evenly, left
 
 
 def test_peers_get_the_size_that_the_goal_counts(module):
