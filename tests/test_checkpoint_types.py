@@ -49,5 +49,7 @@ def test_what_no_file_holds_is_not_written(tmp_path):
         svdc.save(svdc.convert(Turned(torch.complex128)), tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
     x = torch.randn(40, 4)
-    with pytest.raises(CheckpointError, match=r"turn: torch\.complex128, which a safetensors file cannot hold"):
-        svdc.sparsify(Turned(torch.complex128), (x, (x[:, 0] > 0).long()), out=tmp_path / "run")
+    for trained in (True, False):
+        with pytest.raises(CheckpointError, match=r"turn: torch\.complex128, which a safetensors file cannot hold"):
+            svdc.sparsify(Turned(torch.complex128), (x, (x[:, 0] > 0).long()), trained=trained, out=tmp_path / "run")
+    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("dense.pt"))

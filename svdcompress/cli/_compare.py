@@ -17,8 +17,8 @@ from svdcompress.cli._common import Debug, Device, Json, check_file, err_console
 from svdcompress.errors import ExportError, Interrupted, SvdcError, UsageError
 from svdcompress.recipe import MEASURES
 
-LONGEST = 150
-"""Most characters of a combination's folder name (file systems take 255 bytes)."""
+LONGEST = 200
+"""Most bytes of the name of a combination's folder; file systems take 255."""
 
 SHOWN = 6
 """Most settings that an error about a folder's run names."""
@@ -136,7 +136,10 @@ def _folder_names(texts: Sequence[Sequence[str]]) -> list[str]:
 
 def _short(name: str) -> str:
     """A name that file systems take: of a long one the beginning, and a checksum of the whole."""
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{zlib.crc32(name.encode()):08x}"
+    content = name.encode()
+    if len(content) <= LONGEST:
+        return name
+    return f"{content[: LONGEST - 9].decode(errors='ignore')}-{zlib.crc32(content):08x}"
 
 
 def _check_same(stored: Any, given: Any, folder: Path) -> None:
@@ -249,18 +252,19 @@ def _other_data(folders: Sequence[Path]) -> str:
     """What to tell if runs were tested on different data; "" if on the same, as far as their checkpoints tell."""
     from svdcompress.checkpoint import read_manifest
 
-    tested: dict[str, Path] = {}
+    tested: list[tuple[Path, int, int | None]] = []  # inputs may differ in their preparation
     for folder in folders:
         try:
-            data = read_manifest(folder / "model.safetensors")["extra"].get("data") or {}
-        except (SvdcError, AttributeError):
+            test = read_manifest(folder / "model.safetensors")["extra"]["data"]["test"]
+            tested.append((folder, test["examples"], test.get("targets")))
+        except (SvdcError, KeyError, TypeError):  # an older run, or one without a checkpoint
             continue
-        if data.get("test"):
-            tested.setdefault(str(sorted(data["test"].items())), folder)
-    if len(tested) < 2:
-        return ""
-    one, other = list(tested.values())[:2]
-    return f"{one} and {other} were tested on different data: compare the changes of each, not their errors with each other"
+    for folder, examples, targets in tested[1:]:
+        first, as_many, of_it = tested[0]
+        if examples != as_many or (None not in (targets, of_it) and targets != of_it):
+            told = "were tested on different data: compare the changes of each, not their errors with each other"
+            return f"{first} and {folder} {told}"
+    return ""
 
 
 HEADINGS = ("dense", "sparse", "change (95%)", "non-zeros", "parameters", "MACs", "bytes")

@@ -210,7 +210,9 @@ def _check_options(monte_carlo: bool, noise: str, tau: float | None, parts: bool
 def _check_tau(likelihood: Likelihood) -> None:
     tau = getattr(likelihood, "tau", None)
     if isinstance(tau, Tensor) and tau.numel() > 1:
-        raise UsageError("tau: a file has one number for all outputs, not one for each; export without it, and add 1 / tau")
+        raise UsageError(
+            "tau: a file has one number for all outputs, not one for each; without it, add 1 / tau to the variances"
+        )
     if tau is not None and not (isinstance(tau, int | float) and 0 < tau < float("inf")):
         raise UsageError(f"tau: {tau!r} is not a precision; it is one number, 1 over the noise's variance, above 0")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.markup import escape
-from torch import nn
+from torch import Tensor, nn
 
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _figures
@@ -26,7 +26,7 @@ from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._same_start import check_start
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
-from svdcompress.sources import Data, example_inputs, open_data, save_weights
+from svdcompress.sources import Data, check_types, example_inputs, open_data, save_weights
 from svdcompress.train import write_atomically
 
 EXAMPLES = 2
@@ -85,6 +85,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
         with context.bars.working("labeling", stays=False):
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")
+    check_types({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
     check_start(context, model, trained, check_model(model, recipe, data, inputs))
     context.recipe, recovers = for_recovery(recipe, model)
     context.steady = steady(recipe, context.recipe)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import CheckpointError, OutputError, TrustError, UsageError, explained, shortened
+from svdcompress.errors import CheckpointError, DataError, OutputError, TrustError, UsageError, explained, shortened
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
 from svdcompress.pipeline._label import label
@@ -104,6 +104,13 @@ class OpenRun:
         with self._given():
             data = open_data(section, self.recipe.task, strict=False)
         data.dim = self.dim
+        known = self._extra.get("classes")
+        if known and data.classes and list(known) != list(data.classes):
+            before, now = (shortened(", ".join(map(str, names))) for names in (known, data.classes))
+            raise DataError(
+                f"{self.folder}: the run knows the classes {before}, but {section.name} now has {now}: every figure would be "
+                "wrong. Restore the data as they were"
+            )
         if other := changed(self._extra.get("data") or {}, data):
             warnings.warn(
                 f"{self.folder}: the data are not those of the run ({other}). Figures measured on them can't be compared with "

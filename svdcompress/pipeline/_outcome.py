@@ -92,7 +92,7 @@ def slower_file(results: RunResults) -> list[str]:
     found, now, dense = results.search, results.sparse.latency_ms, results.dense.latency_ms
     if not found or found["objective"] != "latency" or not found.get("reached") or not now or not dense:
         return []
-    if "batches" not in found["measured"]:
+    if "batches" not in found.get("measured", {}):
         return []
     batches = [f"batch_{batch}" for batch in found["measured"]["batches"]]
     share = math.prod(now[batch] / dense[batch] for batch in batches) ** (1 / len(batches))

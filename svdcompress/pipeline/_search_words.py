@@ -57,11 +57,11 @@ def outcome(
     epochs: int,
     how: str = "",
     steps: int = 1,
-    aimed: float = 0.0,
+    aimed: float | None = None,
 ) -> list[str]:
     """Warnings on what was asked for and not reached: why, and what to set. target: the largest size that counts as reaching
     the goal; epochs: of training; how: from `told_how`; steps: the number of steps in which trials are cut; aimed: the size
-    that the search aimed at, larger than the goal if that cannot be reached."""
+    that the search aimed at if the goal is out of reach."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -78,16 +78,15 @@ def outcome(
         aim = target / (1 + CLOSE)
         if goal.factor is not None and measure != "latency":
             aim = math.floor(round(aim, 3))  # a share of a count
+        if aimed is not None:
+            why = f"As the goal is out of reach, the search aimed at {_size(aimed)}"
+        elif steps == 1:
+            why = "More epochs of training, or a higher search.levels, increase the pressure"
+        else:
+            why = "One unit of each layer stays, and so does what prune.protect names or pruning cannot remove"
         lines.append(
             f"the goal {goal.text} was not reached: {_size(best.costs[measure])} against {_size(aim)} "
-            f"{MEASURES[measure]}{how}; the closest is kept. "
-            + (
-                f"As the goal is out of reach, the search aimed at {_size(aimed)}"
-                if aimed > aim
-                else "More epochs of training, or a higher search.levels, increase the pressure"
-                if steps == 1
-                else "One unit of each layer stays, and so does what prune.protect names or pruning cannot remove"
-            )
+            f"{MEASURES[measure]}{how}; the closest is kept. {why}"
         )
     return lines
 

@@ -93,7 +93,7 @@ def adapted(model: nn.Module, analysis: Analysis, choice: Choice, adapt: str) ->
 
 def _is_conv1d(module: nn.Module) -> bool:
     """Whether a module is transformers' Conv1D (GPT-2), with or without variances."""
-    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and hasattr(module, "nx")
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and hasattr(module, "nx") and hasattr(module, "nf")
 
 
 def _sizes_head(attribute: str) -> bool:

@@ -25,7 +25,7 @@ from svdcompress.sources._trust import (
     code_of_transforms,
     run_argument,
 )
-from svdcompress.sources._weights import FLOATS, finite_as, load_weights, save_weights, start_from, write_tensors
+from svdcompress.sources._weights import FLOATS, check_types, finite_as, load_weights, save_weights, start_from, write_tensors
 
 __all__ = [
     "FLOATS",
@@ -43,6 +43,7 @@ __all__ = [
     "channels_last",
     "check_finite",
     "check_labels",
+    "check_types",
     "class_dim",
     "classes_second",
     "code_in",

@@ -174,7 +174,8 @@ class FromDataset:
                 known = rows if len(rows) == len(y) else []  # a collate function may leave out examples
                 self.check.inputs(x, known)
                 y = self.check.targets(y, known)
-            x, y = to_device(x, device), y.to(device, non_blocking=True)
+            x = to_device(map_tensors(x, lambda tensor: tensor.detach()), device)
+            y = y.detach().to(device, non_blocking=True)
             x = self.transform(x) if self.transform is not None else x
             yield (self.augment(x) if self.augment is not None and shuffle is not None else x), y
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -15,10 +15,12 @@ from svdcompress.errors import DataError
 from svdcompress.recipe import DataSection
 from svdcompress.sources._images import (
     LOOKED_AT,
+    NO_IMAGES,
     SUFFIXES,
+    Seen,
     decode,
     files_below,
-    image_files,
+    is_image,
     look_at,
     sensible_workers,
     spread,
@@ -36,10 +38,13 @@ NAMED = 10
 """The most classes or folders that a message names."""
 
 DARK = 15
-"""The largest value that 12 bits leave of 16 if the upper 8 are kept."""
+"""The largest value that is left of 12 bits in 16 if the upper 8 are kept."""
 
-BESIDE = (".txt", ".md", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".db", ".ini", ".lock")
-"""Files beside images that nobody expects to be read."""
+UNREAD = (
+    *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".svg", ".ico", ".tga", ".psd", ".exr", ".hdr", ".dcm", ".nii"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pcx", ".eps", ".jpe"),
+)
+"""Suffixes of images that are not read."""
 
 _SPLITS = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -59,9 +64,23 @@ class ImageFiles(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = decode(self.files[index], self.size, str(self.files[index]))
         if len(image) > self.channels:
-            told = f"in color, unlike the {LOOKED_AT:,} images that were looked at before training"
+            told = f"in color, unlike the {min(len(self), LOOKED_AT):,} images that were looked at before training"
             raise DataError(f"data: {self.files[index]}: {told}; convert it to gray, or others to color")
         return image.expand(self.channels, -1, -1), self.labels[index]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The files of one split. unread: those that may well be images, but are not read."""
+
+    folder: Path
+    files: list[Path]
+    unread: list[Path]
+
+    @property
+    def classes(self) -> list[str]:
+        """The class of each file: the name of the first folder on the way to it."""
+        return [file.relative_to(self.folder).parts[0] for file in self.files]
 
 
 def read_imagefolder(place: str, section: DataSection) -> Raw:
@@ -69,104 +88,138 @@ def read_imagefolder(place: str, section: DataSection) -> Raw:
     root = Path(place)
     if not os.path.isdir(root):
         raise DataError(f"data.name: {root}: no such folder")
-    split, said = _splits(root)
-    train, classes = _folder(split["train"], None, section)
-    others = {name: _folder(split[name], classes, section)[0] if name in split else None for name in ("validation", "test")}
-    size = list(section.image_size) if section.image_size else None
-    counts = torch.bincount(train.dataset.labels if train.dataset is not None else train.targets).tolist()
-    told = [f"{name} ({count:,})" for name, count in zip(classes, counts, strict=True)]
-    shown = ", ".join(told[:NAMED]) + (", ..." if len(told) > NAMED else "")
+    folders, said = _splits(root)
+    splits = {name: _split(folder) for name, folder in folders.items()}
+    said += _no_classes(splits["train"])
+    seen = {name: look_at(split.files) for name, split in splits.items()}
+    channels = max(one.channels for one in seen.values())
+    classes, tables = None, {}
+    for name in sorted(splits, key=lambda name: name != "train"):
+        tables[name], classes = _table(splits[name], classes, section, seen[name], channels)
+    assert classes is not None
+    counts = Counter(splits["train"].classes)
+    told = ", ".join(f"{name} ({counts[name]:,})" for name in classes[:NAMED]) + (", ..." if len(classes) > NAMED else "")
     return Raw(
-        train,
-        others["test"],
-        others["validation"],
+        tables["train"],
+        tables.get("test"),
+        tables.get("validation"),
         classes,
-        {"image_size": size},
-        said + [line for table in (train, *others.values()) if table is not None for line in table.warnings],
-        [f"{train.origin}: {len(classes):,} classes (images): {shown}"],
+        {"image_size": list(section.image_size) if section.image_size else None},
+        said + [line for table in tables.values() for line in table.warnings],
+        [f"{folders['train']}: {_count(len(classes), 'class', 'classes')} (images): {told}"],
     )
 
 
 def _splits(root: Path) -> tuple[dict[str, Path], list[str]]:
-    """The folders of train, test and validation, or {"train": root}; and what to tell of other folders."""
+    """The folders of train, test and validation, or {"train": root}; and what to tell of other folders.
+
+    A split may be written in capitals if all folders are splits. Only one whose images are not in class folders may be a class.
+    """
     below = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     found = {name: [path for path in below if path.name.lower() in names] for name, names in _SPLITS.items()}
-    for paths in found.values():
-        if len(paths) > 1:
-            raise DataError(f"data: {root}: {_names(paths)} are the same split; keep one of them")
     split = {name: paths[0] for name, paths in found.items() if paths}
     if not split:
         return {"train": root}, []
-    others = [path for path in below if path not in split.values() and any(map(_is_image, files_below(path)))]
-    if "train" in split and (not others or any(path.parent != split["train"] for path in image_files(split["train"]))):
+    known = [path for paths in found.values() for path in paths]
+    others = [path for path in below if path not in known and any(map(is_image, files_below(path)))]
+    for paths in found.values():
+        if len(paths) > 1 and not others:
+            raise DataError(f"data: {root}: {_names(paths)} are the same split; keep one of them")
+    if others:
+        split = {name: path for name, path in split.items() if path.name.islower()}
+    if "train" in split and (len(split) > 1 or not others or any(_nested(split["train"]))):
         if not others:
             return split, []
         told = f"data: {root}: images in {_names(others)} are not read, as there is a split {split['train'].name}"
         cure = f"If these are classes, move all of them into {root / 'train'}"
         return split, [f"{told}; splits are called train, val and test. {cure}"]
     if not others:
-        raise DataError(f"data: {root}: has {_names([*split.values()])}, but no train; name the split for training so")
-    told = f"{_names([*split.values()])} {'is taken as a class' if len(split) == 1 else 'are taken as classes'}"
-    return {"train": root}, [f"data: {root}: {told}, like {_names(others)}"]
+        raise DataError(f"data: {root}: has {_names(known)}, but no train; name the split for training so")
+    told = f"{_names(known)} {'is taken as a class' if len(known) == 1 else 'are taken as classes'}"
+    return {"train": root}, [f"data: {root}: {told}, like {_names(others)}; splits are called train, val and test"]
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES
+def _nested(folder: Path) -> Iterator[Path]:
+    """Images in folders of a folder."""
+    return (path for path in files_below(folder) if is_image(path) and path.parent != folder)
 
 
 def _names(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths[:NAMED]) + (", ..." if len(paths) > NAMED else "")
 
 
-def _folder(folder: Path, classes: list[str] | None, section: DataSection) -> tuple[Table, list[str]]:
-    """One split. classes: known from training; None: each folder is one."""
-    files = image_files(folder)
-    said = _unread(folder)
-    if not files:
-        raise DataError(f"data: {folder}: contains no images in class folders" + (f" ({said[0]})" if said else ""))
-    names = [file.relative_to(folder).parts[0] for file in files]
-    if any(file.parent == folder for file in files):
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def _split(folder: Path) -> _Split:
+    """The files of a split. Raises DataError if there are no images, or some beside the class folders."""
+    images, unread = [], []
+    for path in files_below(folder):
+        if is_image(path):
+            (images if os.path.isfile(path) else unread).append(path)
+        elif path.suffix.lower() in UNREAD:
+            unread.append(path)
+    found = _Split(folder, sorted(images), unread)
+    if not images:
+        raise DataError(f"data: {folder}: contains no images in class folders" + (f" ({_told(found)})" if unread else ""))
+    if any(file.parent == folder for file in images):
         raise DataError(f"data: {folder}: images are next to the class folders; move each into the folder of its class")
-    if classes is None:
-        known = set(names)
-        empty = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in known]
-        if empty := [path for path in empty if not path.name.startswith(".")]:
-            why = f"it has no images ({', '.join(SUFFIXES)})"
-            raise DataError(f"data: {empty[0]}: {why}, but is a class like {names[0]}; remove it, or add its images")
-    labels, classes = encode_classes(names, classes, f"data: {folder}")
-    seen = look_at(files)
-    said += seen.warnings
-    first = decode(files[0], section.image_size, str(files[0]))
-    if first[0].numel() * seen.channels * len(files) > IN_MEMORY_BYTES:
-        if section.image_size is None:
+    return found
+
+
+def _no_classes(train: _Split) -> list[str]:
+    """Warnings about folders that are no classes, or the same one twice. Raises DataError for one whose images are not read."""
+    known, said, places = set(train.classes), [], {}
+    for path in sorted(path for path in train.folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        if path.name in known:
+            if (other := places.setdefault(os.path.realpath(path), path)) != path:
+                said.append(f"data: {train.folder}: the classes {other.name} and {path.name} are the same folder")
+        elif path.name in NO_IMAGES:
+            continue
+        elif any(path in file.parents for file in train.unread):
+            raise DataError(
+                f"data: {path}: none of its files is read; images are {', '.join(SUFFIXES)}. Convert or remove them"
+            )
+        else:
+            said.append(f"data: {path}: has no images, so it is no class")
+    return said
+
+
+def _told(split: _Split) -> str:
+    """How many files are not read, by suffix."""
+    kinds = Counter(path.suffix.lower() if os.path.isfile(path) else "links to nothing" for path in split.unread)
+    each = ", ".join(f"{kind}: {count:,}" for kind, count in kinds.most_common(NAMED))
+    return f"{_count(len(split.unread), 'file is', 'files are')} not read ({each}); images are {', '.join(SUFFIXES)}"
+
+
+def _table(
+    split: _Split, classes: list[str] | None, section: DataSection, seen: Seen, channels: int
+) -> tuple[Table, list[str]]:
+    """A split's examples. classes: known from training; None: each folder is one. channels: of all splits."""
+    folder, files, size = split.folder, split.files, section.image_size
+    labels, classes = encode_classes(split.classes, classes, f"data: {folder}")
+    said = [*([f"data: {folder}: {_told(split)}"] if split.unread else []), *seen.warnings]
+    first = decode(files[0], size, str(files[0]))
+    if first[0].numel() * channels * len(files) > IN_MEMORY_BYTES:
+        if size is None:
             raise DataError("data.image_size: needed for images that do not fit in memory, such as [224, 224]")
         workers = section.workers if section.workers is not None else sensible_workers()
-        dataset = ImageFiles(files, labels, section.image_size, seen.channels)
+        dataset = ImageFiles(files, labels, size, channels)
         some = [dataset[index][0] for index in spread(len(files), DECODED)]
-        said += _dark(folder, max(int(image.max()) for image in some))
+        said += _dark(folder, seen, max(int(image.max()) for image in some), len(some))
         return Table(str(folder), dataset=dataset, workers=workers, warnings=said), classes
-    images = stacked([decode(file, section.image_size, str(file)) for file in files], [str(file) for file in files])
-    said += _dark(folder, int(images.max()))
-    return Table(str(folder), images, labels, warnings=said), classes
+    images = stacked([decode(file, size, str(file)) for file in files], [str(file) for file in files])
+    said += _dark(folder, seen, int(images.max()), len(images))
+    return Table(str(folder), images.expand(-1, max(channels, images.shape[1]), -1, -1), labels, warnings=said), classes
 
 
-def _unread(folder: Path) -> list[str]:
-    """A warning about files that may well be images, but are not read."""
-    found = [path for path in files_below(folder) if path.suffix.lower() not in BESIDE]
-    left = [path for path in found if not (_is_image(path) and os.path.isfile(path))]
-    if not left:
-        return []
-    kinds = Counter((path.suffix if os.path.isfile(path) else "links to nothing") or "no suffix" for path in left)
-    told = ", ".join(f"{kind}: {count:,}" for kind, count in kinds.most_common(NAMED))
-    return [f"data: {folder}: {len(left):,} files are not read ({told}); images are {', '.join(SUFFIXES)}"]
-
-
-def _dark(folder: Path, most: int) -> list[str]:
-    """A warning about images that leave most of the range unused, such as those of 12 bits in files of 16. most: the largest
-    value seen, of 255."""
-    if most > DARK:
+def _dark(folder: Path, seen: Seen, most: int, looked: int) -> list[str]:
+    """A warning about images of 16 bits that leave most of the range unused, such as those of 12. most: the largest value of
+    those looked at, of 255."""
+    if most > DARK or not seen.wide:
         return []
     return [
-        f"data: {folder}: no pixel is above {most} of 255, so at most {most + 1} levels are left. Of 16 bits the upper 8 are "
-        "read: stretch images of 12 bits to the full range, or pass arrays (npz)"
+        f"data: {folder}: of 16 bits the upper 8 are read, and no pixel of {looked:,} images is above {most} of 255: hardly "
+        "any levels are left. Stretch images of 12 bits to the full range, or pass arrays (npz)"
     ]

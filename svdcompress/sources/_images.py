@@ -24,6 +24,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
 MOST_PIXELS = 2**26
 """Most pixels that an image may have, as a small file can claim any number."""
 
+NO_IMAGES = ("__MACOSX", "@eaDir")
+"""Folders that systems put beside images, with files of the same names."""
+
 CHANNELS = (1, 3, 4)
 """Channels of gray images, of color images, and of color images with opacity."""
 
@@ -67,8 +70,9 @@ def decode(content: bytes | Path, size: tuple[int, int] | None, origin: str) -> 
 def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
     """A Pillow image as bytes (C, H, W), C 1 for gray and 3 for color; size: (height, width) to resize to, bilinearly.
 
-    Gray images of 16 bits keep the upper 8 (Pillow's own conversion would turn all values above 255 white). Raises DataError
-    for numbers without a known range: floating-point pixels, and 32-bit integers that do not seem to be 16-bit ones.
+    Gray images of 16 bits keep the upper 8 (Pillow's own conversion would turn all values above 255 white); 32-bit integers
+    are taken for 8 bits if none is above 255, else for 16. Raises DataError for numbers without a known range: floating-point
+    pixels, and integers above 65,535.
     """
     image_module = optional("PIL.Image", "pillow", "images")
     if image.mode == "F":
@@ -76,9 +80,9 @@ def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
     if image.mode.startswith("I"):
         values = np.asarray(image)
         most, wide = int(values.max(initial=0)), image.mode != "I" or image.format in ("PNG", "PPM")  # 16 bits at most
-        if most > 65_535 or (0 < most <= 255 and not wide):
-            raise DataError("32-bit pixels have no known range: store 8 or 16 bits, or arrays (npz)")
-        image = image_module.fromarray((values // 256).clip(0, 255).astype(np.uint8))
+        if most > 65_535:
+            raise DataError("32-bit pixels above 65,535 have no known range: store 8 or 16 bits, or arrays (npz)")
+        image = image_module.fromarray((values // 256 if wide or most > 255 else values).clip(0, 255).astype(np.uint8))
     image = image.convert("L" if image.mode in ("1", "L") else "RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
@@ -88,7 +92,12 @@ def pixels(image: Any, size: tuple[int, int] | None) -> Tensor:
 
 def image_files(folder: Path) -> list[Path]:
     """All image files below a folder, sorted by path; links are followed, and names that begin with a dot left out."""
-    return sorted(path for path in files_below(folder) if path.suffix.lower() in SUFFIXES and os.path.isfile(path))
+    return sorted(path for path in files_below(folder) if is_image(path) and os.path.isfile(path))
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file has the suffix of an image that is read."""
+    return path.suffix.lower() in SUFFIXES
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -96,7 +105,8 @@ def files_below(folder: Path) -> Iterator[Path]:
     above: dict[str, frozenset[str]] = {str(folder): frozenset([os.path.realpath(folder)])}
     for place, folders, files in os.walk(folder, followlinks=True):
         known = above.pop(place)
-        real = {name: os.path.realpath(os.path.join(place, name)) for name in folders if not name.startswith(".")}
+        named = [name for name in folders if not name.startswith(".") and name not in NO_IMAGES]
+        real = {name: os.path.realpath(os.path.join(place, name)) for name in named}
         folders[:] = sorted(name for name, path in real.items() if path not in known)
         above |= {os.path.join(place, name): known | {real[name]} for name in folders}
         yield from (Path(place, name) for name in files if not name.startswith("."))
@@ -121,38 +131,46 @@ def sensible_workers() -> int:
     return max(0, min(8, (os.cpu_count() or 1) - 1))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
-    """What the headers of image files say. channels: 3 if any image is in color, else 1. warnings: about rotated images."""
+    """What the headers of image files say.
 
-    channels: int
-    warnings: list[str]
+    looked: how many were read. channels: 3 if any image is in color, else 1. wide: whether any has more than 8 bits. warnings:
+    about rotated images.
+    """
+
+    looked: int = 0
+    channels: int = 1
+    wide: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def look_at(files: Sequence[Path]) -> Seen:
     """Read the headers of image files; those that cannot be read are left out, as decoding them will say why."""
     image_module = optional("PIL.Image", "pillow", "images")
-    channels, turned = 1, []
-    for index in spread(len(files), LOOKED_AT):
+    color, wide, turned = False, False, []
+    some = spread(len(files), LOOKED_AT)
+    for index in some:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with image_module.open(files[index], formats=FORMATS) as image:
-                    channels = channels if image.mode in ("1", "L", "F") or image.mode.startswith("I") else 3
-                    if image.format != "TIFF" and image.getexif().get(ORIENTATION, 1) != 1:  # Pillow turns TIFFs itself
+                    more = image.mode.startswith("I")
+                    color, wide = color or not (more or image.mode in ("1", "L", "F")), wide or more
+                    exif = image_module.Image.getexif(image)  # that of a PNG would decode it
+                    if image.format != "TIFF" and exif.get(ORIENTATION, 1) != 1:  # Pillow turns TIFFs itself
                         turned.append(files[index])
         except Exception:  # nosec B112
             continue
-    if not turned:
-        return Seen(channels, [])
-    told = f"data: {turned[0]}{f' and {len(turned) - 1:,} other images' if len(turned) > 1 else ''}"
-    return Seen(
-        channels,
-        [
-            f"{told}: stored rotated or mirrored (EXIF orientation), and read as stored, as torchvision does; datasets (hf:) "
-            "turns them upright. If the network was trained on upright images, turn the files (such as mogrify -auto-orient)"
-        ],
-    )
+    said = ()
+    if turned:
+        others = f" and {len(turned) - 1:,} more" if len(turned) > 1 else ""
+        said = (
+            f"data: {turned[0]}{others}: stored rotated or mirrored (EXIF orientation), and read as stored, as torchvision "
+            "does; the datasets package (hf:) turns images upright. If the network was trained on upright ones, turn the files "
+            "(such as mogrify -auto-orient)",
+        )
+    return Seen(len(some), 3 if color else 1, wide, said)
 
 
 def spread(count: int, most: int) -> list[int]:

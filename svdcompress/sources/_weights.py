@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from svdcompress.errors import CheckpointError, explained, shortened
@@ -96,14 +97,22 @@ def save_weights(model: nn.Module, path: str | Path) -> None:
     write_tensors(state, path, {"format": "pt"})
 
 
+def check_types(tensors: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError, naming the tensors, for a type that a safetensors file does not have, such as complex128."""
+    for kind in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
+        try:
+            to_bytes({"": torch.empty(0, dtype=kind)})
+        except (KeyError, SafetensorError) as error:
+            named = ", ".join(name for name, tensor in tensors.items() if tensor.dtype == kind)
+            raise CheckpointError(
+                f"{named}: {kind}, which a safetensors file cannot hold; convert it to another type"
+            ) from error
+
+
 def write_tensors(tensors: Mapping[str, Tensor], path: str | Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file. Raises CheckpointError, naming the tensors, for a type that it does not have (complex128)."""
-    try:
-        save_file(dict(tensors), str(path), metadata)
-    except KeyError as error:  # safetensors' own
-        (kind,) = error.args
-        named = ", ".join(name for name, tensor in tensors.items() if tensor.dtype == kind)
-        raise CheckpointError(f"{named}: {kind}, which a safetensors file cannot hold; convert it to another type") from error
+    """Write a safetensors file. Raises CheckpointError as `check_types` does."""
+    check_types(tensors)
+    save_file(dict(tensors), str(path), metadata)
 
 
 def _read(path: Path) -> Any:

@@ -72,16 +72,17 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     else:
         os.environ[DEVICE_VARIABLE] = device
     # accelerate joins processes on CPUs only if it is told to use them
-    cpu = device == "cpu" or (device == "auto" and _launched() and not torch.accelerator.is_available())
+    together = _launched() and "LOCAL_RANK" in os.environ  # by torchrun or accelerate; others may set RANK for one process
+    cpu = device == "cpu" or (device == "auto" and together and not torch.accelerator.is_available())
     try:
         made = Accelerator(cpu=cpu, mixed_precision=resolved_precision(precision, device))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"device: {device} with precision {precision} cannot be used ({error})") from error
-    asked = int(os.environ.get("WORLD_SIZE", "1")) if _launched() else 1
+    asked = int(os.environ.get("WORLD_SIZE") or 1) if together else 1
     if made.num_processes != asked:
         raise UsageError(
             f"device: {asked} processes were launched, but did not join ({made.num_processes} here, on {made.device}): each "
-            "would do the whole run. Launch one, or name another device"
+            "would do the whole run. Launch one, or name another device (or unset RANK, LOCAL_RANK and WORLD_SIZE)"
         )
     return made
 

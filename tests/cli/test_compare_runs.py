@@ -152,7 +152,9 @@ def test_a_field_is_named_once_and_long_names_are_cut(sweeping):
     assert result.exit_code == UsageError.exit_code and ran == []
     long = ",".join(f"layer{index}.with.a.long.name" for index in range(40))
     result, ran = sweeping("--grid", f"convert.exclude=[{long}],[{long},other]")
-    assert len(set(ran)) == 2 and all(len(name) == 150 and name.startswith("convert.exclude--layer0") for name in ran)
+    assert len(set(ran)) == 2 and all(len(name) == 200 and name.startswith("convert.exclude--layer0") for name in ran)
+    (name,) = _folder_names([["data.name=imagefolder:" + "写真" * 60]])
+    assert 190 < len(name.encode()) <= 200
     assert ran == _folder_names([[f"convert.exclude=[{long}]"], [f"convert.exclude=[{long},other]"]])
 
 
@@ -220,6 +222,9 @@ def test_runs_that_were_tested_on_other_data_are_told(two, monkeypatch):
     one, other, _ = two
     assert "tested on different data" not in svdc("compare", one, other).output
     extra = read_manifest(other / "model.safetensors")["extra"]
+    extra["data"]["test"]["checksum"] += 1  # as after another preparation of the inputs
+    save(open_run(other).model, other / "model.safetensors", extra=extra)
+    assert "tested on different data" not in svdc("compare", one, other).output
     extra["data"]["test"]["targets"] += 1
     save(open_run(other).model, other / "model.safetensors", extra=extra)
     assert f"{one} and {other} were tested on different data" in " ".join(svdc("compare", one, other).output.split())

@@ -95,6 +95,7 @@ def test_processes_join_without_being_told_that_there_are_only_cpus(tmp_path):
 
 def test_processes_that_did_not_join_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     alone = SimpleNamespace(num_processes=1, device="cpu")
     monkeypatch.setattr("accelerate.Accelerator", lambda **given: alone)

@@ -133,9 +133,10 @@ def test_half_and_double_precision_go_in_as_single():
 
 def test_features_with_a_graph_are_data_like_any_other():
     """Such as those that a network made outside of no_grad: a second epoch would go through a graph that is gone."""
-    features = nn.Linear(4, 3)(torch.randn(40, 4))
-    data = opened((features, torch.arange(40) % 2))
-    assert features.requires_grad and not any(x.requires_grad for x, _ in data.train.batches(8))
+    features, y = nn.Linear(4, 3)(torch.randn(40, 4)), torch.arange(40) % 2
+    for data in ((features, y), DataLoader(Swapped(features, y), batch_size=8)):
+        train = opened(data).train
+        assert features.requires_grad and not any(x.requires_grad for x, _ in train.batches(8))
 
 
 def test_importing_does_not_draw_from_the_callers_generator():

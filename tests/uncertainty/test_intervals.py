@@ -131,10 +131,10 @@ def test_paired_rmse_is_a_little_wider_than_the_bootstraps():
     assert paired_rmse(torch.ones(1), torch.ones(1)) == (-math.inf, math.inf)
 
 
-@pytest.mark.parametrize(("freedom", "count"), [(3, 30), (3, 100), (5, 300)])
+@pytest.mark.parametrize(("freedom", "count"), [(3, 30), (3, 100), (5, 30)])
 def test_paired_rmse_holds_what_it_says_where_errors_have_heavy_tails(freedom, count):
     """The upper edge of 90%, of the changes in RMSE between errors with a Student distribution and noisier ones. The normal
-    approximation misses in 16% to 20% of cases."""
+    approximation misses in 15% to 20% of cases."""
     student = torch.distributions.StudentT(float(freedom))
     torch.manual_seed(0)
     before = student.sample((2000, count))
