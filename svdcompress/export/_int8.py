@@ -63,11 +63,16 @@ class Int8:
     @cached_property
     def _prepared(self) -> Path:
         """The file, prepared for the quantizer: batch normalization is folded into convolutions, constants are folded."""
+        import onnx
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         path = Path(self._folder.name) / "prepared.onnx"
         with _reported(self.src, "prepare"):
             quant_pre_process(str(self.src), str(path), skip_symbolic_shape=True)
+        model = onnx.load(str(path))
+        for index, node in enumerate(model.graph.node):  # nodes are left out by name
+            node.name = node.name or f"node_without_name_{index}"
+        onnx.save(model, str(path))
         return path
 
     @cached_property
@@ -83,6 +88,20 @@ class Int8:
             if weight is not None and node.name:
                 name = weight.removesuffix(".weight")
                 found[name if name not in found else node.name] = node.name
+        return found
+
+    @cached_property
+    def _last(self) -> list[str]:
+        """Nodes from which no layer is reached, such as a return to the target's units, or temperatures. Joined values of
+        different size, such as a mean of thousands and a log variance, would get one scale; nothing is gained by integers."""
+        import onnx
+
+        weighted, needed, found = set(self.layers.values()), set(), []
+        for node in reversed(onnx.load(str(self._prepared)).graph.node):
+            if node.name in weighted or not needed.isdisjoint(node.output):
+                needed.update(node.input)
+            elif node.op_type in BETWEEN:
+                found.append(node.name)
         return found
 
     def write(self, dst: str | Path, *, leave: Collection[str] = (), method: str = "minmax", compact: bool = True) -> Exported:
@@ -114,7 +133,7 @@ class Int8:
                 per_channel=True,
                 activation_type=q.QuantType.QUInt8,
                 weight_type=q.QuantType.QInt8,
-                nodes_to_exclude=[self.layers[name] for name in leave],
+                nodes_to_exclude=[*(self.layers[name] for name in leave), *self._last],
                 calibrate_method=q.CalibrationMethod[METHODS[method]],
                 **more,
             )

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from svdcompress.errors import ExportError
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel
@@ -19,6 +20,10 @@ from svdcompress.train import evaluate
 
 TOLERANCE = 0.1
 """Points of validation error (regression: percent of the RMSE) that fewer bits may cost if the recipe has no budget."""
+
+NATS = 0.1
+"""What fewer bits may add to the NLL of a model that gives deviations: about that of deviations 40% too large, or a quarter too
+small."""
 
 RANKED = 500
 """Validation examples for ranking the layers by what each of them costs if it alone has fewer bits."""
@@ -65,6 +70,16 @@ class Allowed:
     def few(self) -> Examples:
         """The validation examples on which layers are ranked."""
         return some(self.data.validation, RANKED)
+
+    def check_deviations(self, path: Path, what: str) -> None:
+        """Remove a file and raise ExportError if its deviations, of which the error says nothing, are far from those of the
+        float file."""
+        if self.data.task != "gaussian":
+            return
+        nll, before = (self.error(each, None, "nll") for each in (path, self.path))
+        if not nll <= before + NATS:
+            path.unlink()
+            raise ExportError(f"with {what} the NLL on validation data is {nll:.4g} ({before:.4g} without): deviations are off")
 
     def error(self, path: Path, examples: Examples | None = None, figure: str | None = None) -> float:
         """A file's validation error (or RMSE), or the metric that `figure` names."""

@@ -33,6 +33,7 @@ class FourBits(Allowed):
         with TemporaryDirectory(prefix="svdcompress") as folder:
             bits = self._choose(Path(folder) / "trial.onnx")
         file = write_few_bits(self.path, dst, bits, importance=self.importance, compact=self.compact)
+        self.check_deviations(dst, "fewer bits")
         self.report |= {
             "file": dst.name,
             "bytes": file.bytes,

@@ -48,6 +48,7 @@ class Integers(Allowed):
             found = f"with all of its layers in integers the error is {self._whole:.4g}, and the limit is {self.limit:.4g}"
             raise ExportError(f"no layer can be stored as integers within the tolerance ({found})")
         file = self.form.write(dst, leave=leave, method=method, compact=self.compact)
+        self.check_deviations(dst, "integers")
         self.report |= {
             "file": dst.name,
             "bytes": file.bytes,

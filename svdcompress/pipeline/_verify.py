@@ -58,6 +58,7 @@ MODELS: list[Step] = [
     ("parameters, nonzero", _checks.DENSE, _checks.dense_counts),
     (f"difference from {_checks.MODEL}", _checks.ONNX, _checks.parity),
     ("error of the test data", _checks.ONNX, _checks.errors),
+    ("error of the test data", _checks.DENSE_ONNX, _checks.dense_errors),
     ("Monte-Carlo mean", _checks.MC_ONNX, _checks.monte_carlo),
     (f"difference from {_checks.MODEL}", _small_files.COMPACT, _small_checks.compact_parity),
     (f"difference from {_checks.MC_ONNX}", _small_files.MC_COMPACT, _small_checks.compact_draws),
@@ -143,7 +144,7 @@ def self_check(recipe: Recipe, folder: Path, results: dict[str, Any], model: nn.
     rows, samples = (2, 30) if costly else (ROWS, SAMPLES)
     material = Material(opened, results, EXAMPLES // 8 if costly else EXAMPLES, model, rows, samples)
     own: Step = ("tensors as in the run", _checks.MODEL, _checks.reloaded)
-    left_out = (_checks.digests, _checks.dense_counts, _small_checks.small_errors)  # the last: just read from the files
+    left_out = (_checks.digests, _checks.dense_counts, _checks.dense_errors, _small_checks.small_errors)  # just computed
     found = Verification(folder)
     _make(found, material, [own, *(step for step in FILES + MODELS if step[2] not in left_out)], strict=False)
     return found

@@ -55,10 +55,10 @@ def _beside(own: float, dense: Mapping[str, Any]) -> str:
 
 def _precision(words: str, found: Mapping[str, Any], sparse: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
     parts = []
-    for name in ("error", "rmse"):
-        value = (found.get("metrics") or {}).get(name)
-        if value is not None:
-            parts.append(f"{name} {metric(name, value)} ({metric(name, (sparse.get('metrics') or {}).get(name))} in float32)")
+    own, whole = found.get("metrics") or {}, sparse.get("metrics") or {}
+    for name in ("error", "rmse", *(["nll"] if "rmse" in own else [])):  # the RMSE says nothing of deviations
+        if own.get(name) is not None:
+            parts.append(f"{name} {metric(name, own[name])} ({metric(name, whole.get(name))} in float32)")
     if found.get("agreement") is not None:
         parts.append(f"{100 * found['agreement']:.2f}% of the answers are the same")
     if found.get("bytes"):

@@ -16,6 +16,7 @@ from svdcompress.sources import _standard, _transforms
 from svdcompress.sources._check import FROM_ONE, Check, from_one
 from svdcompress.sources._examples import Examples, FromDataset, InMemory
 from svdcompress.sources._factory import read_factory
+from svdcompress.sources._hub import read_hub
 from svdcompress.sources._names import is_python_name
 from svdcompress.sources._positions import IGNORED
 from svdcompress.sources._raw import Raw, Table
@@ -143,7 +144,7 @@ def _read(section: DataSection, task: str) -> Raw:
     if kind in READERS:
         if not place and kind in ("npz", "imagefolder", "hf"):
             raise DataError(f"data.name: {kind} needs a place, as in {kind}:PATH")
-        return READERS[kind](place, section)
+        return read_hub(place, section, task) if kind == "hf" else READERS[kind](place, section)
     if is_python_name(name):
         return read_factory(name, section)
     how = f"use one of {kinds}"

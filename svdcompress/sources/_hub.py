@@ -14,14 +14,17 @@ from svdcompress.sources._examples import LABEL_KEYS
 from svdcompress.sources._images import pixels, stacked
 from svdcompress.sources._names import check_folder
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
+from svdcompress.sources._tables import crowded
 from svdcompress.sources._text import ARGS, tokens
 
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 """Names under which each split may be stored."""
 
 
-def read_hub(place: str, section: DataSection) -> Raw:
+def read_hub(place: str, section: DataSection, task: str = "classification") -> Raw:
     """`hf:NAME_OR_DIR`: images, text or numbers, and a label column (`data.target`, else one of the usual names).
+
+    The columns of train, and the names of its classes, hold for all splits.
 
     data.args: `tokenizer` (folder or id, for text), `max_length`, `text` (column); the rest goes to `load_dataset`.
     """
@@ -33,16 +36,19 @@ def read_hub(place: str, section: DataSection) -> Raw:
         found = datasets.load_from_disk(place) if os.path.isdir(place) else datasets.load_dataset(place, **args)
     except Exception as error:  # datasets raises many kinds of errors
         raise DataError(f"data.name: hf:{place}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    splits = dict(found) if isinstance(found, dict) else {"train": found}
+    splits = {name: split.with_format(None) for name, split in (found if isinstance(found, dict) else {"train": found}).items()}
     if "train" not in splits:
         raise DataError(f"data.name: hf:{place} has no split named train; it has {', '.join(splits)}")
     classes: list[str] | None = None
     tables, prepared = {}, {}
     named = {split: next((name for name in names if name in splits), None) for split, names in SPLITS.items()}
-    for split, name in named.items():
+    for split, name in named.items():  # train comes first
         if name is not None:
-            tables[split], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes)
+            tables[split], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes, task)
             prepared = prepared or found
+            if split == "train" and not section.features:
+                columns = [column for column in splits[name].column_names if column != _target(splits[name], name, section)]
+                section = section.model_copy(update={"features": columns})
     warnings = list(tables["train"].warnings)  # those of the other splits would say the same
     others = [name for name in splits if name not in named.values()]
     if others and None in named.values():  # otherwise a run has no use for them
@@ -51,16 +57,22 @@ def read_hub(place: str, section: DataSection) -> Raw:
     return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings)
 
 
+def _target(split: Any, origin: str, section: DataSection) -> str:
+    label = section.target or next((name for name in LABEL_KEYS if name in split.column_names), None)
+    if label is None or label not in split.column_names:
+        raise DataError(f"data.target: {origin} has the columns {', '.join(split.column_names)}; name the one to predict")
+    return label
+
+
 def _table(
-    split: Any, origin: str, section: DataSection, own: dict[str, Any], classes: list[str] | None
+    split: Any, origin: str, section: DataSection, own: dict[str, Any], classes: list[str] | None, task: str
 ) -> tuple[Table, list[str] | None, dict[str, Any]]:
     """A split's examples, its classes, and what is needed to read more examples in the same way, also from files."""
     if not len(split):
         raise DataError(f"data: {origin}: no examples")
-    label = section.target or next((name for name in LABEL_KEYS if name in split.column_names), None)
-    if label is None or label not in split.column_names:
-        raise DataError(f"data.target: {origin} has the columns {', '.join(split.column_names)}; name the one to predict")
-    targets, classes = _labels(split, label, origin, classes)
+    label = _target(split, origin, section)
+    said: list[str] = []
+    targets, classes = _labels(split, label, origin, classes, task, said)
     columns = section.features or [name for name in split.column_names if name != label]
     if label in columns:
         raise DataError(f"data.features: {label!r} is the target: a model that is given it has nothing to predict")
@@ -75,21 +87,24 @@ def _table(
         raise DataError(f"data.image_size: {origin} has no column of images among {', '.join(columns)}")
     if own["tokenizer"] and (image is not None or text is None):
         raise DataError(f"data.args.tokenizer: {origin} is not read as text; name the text column in data.features")
+    if image is not None or text is not None:
+        read = image if image is not None else text
+        if left := [name for name in columns if name != read]:
+            said.append(f"data.features: {origin}: of the columns only {read} is read, not {', '.join(left)}")
     if image is not None:
         size = list(section.image_size) if section.image_size else None
-        return Table(origin, _images(split[image], section, origin), targets), classes, {"image_size": size}
+        return Table(origin, _images(split[image], section, origin), targets, warnings=said), classes, {"image_size": size}
     prepared = {"columns": columns, "categories": {}, "target": label}
     if text is not None:
         texts = _values(split, text, origin, "data.args.text")
         settings = {key: value for key, value in own.items() if value is not None}
         prepared = {**prepared, **settings, "columns": [text], "text": text}
-        said: list[str] = []
         encoded = tokens([str(value) for value in texts], own, origin, said)
         return Table(origin, encoded, targets, warnings=said), classes, prepared
-    arrays = [_numbers(split, name, origin) for name in columns]
+    arrays = [_numbers(split, name, origin, said) for name in columns]
     inputs = torch.cat([array.reshape(len(array), -1) for array in arrays], 1)
     single = all(array.dim() == 1 for array in arrays)  # no table has a column of lists
-    return Table(origin, inputs, targets), classes, prepared if single else {}
+    return Table(origin, inputs, targets, warnings=said), classes, prepared if single else {}
 
 
 def _values(split: Any, column: str, origin: str, field: str) -> list[Any]:
@@ -100,23 +115,44 @@ def _values(split: Any, column: str, origin: str, field: str) -> list[Any]:
     return values
 
 
-def _labels(split: Any, label: str, origin: str, classes: list[str] | None) -> tuple[torch.Tensor, list[str] | None]:
+def _labels(
+    split: Any, label: str, origin: str, classes: list[str] | None, task: str, said: list[str]
+) -> tuple[torch.Tensor, list[str] | None]:
+    """Targets and the names of classes. classes: those of train, which give the numbers in all splits."""
     values = _values(split, label, origin, "data.target")
     names = getattr(split.features[label], "names", None)
+    field = f"data.target: {origin}"
+    if task in ("regression", "gaussian"):
+        if not isinstance(values[0], list | str | int | float):
+            raise DataError(f"{field}: column {label!r} holds {values[0]!r:.40}, not numbers or names")
+        return _float32(values, label, field, said), None
     if isinstance(values[0], str):
-        return encode_classes(values, classes, f"data.target: {origin}")
+        return encode_classes(values, classes, field)
+    if names and classes and list(names) != classes and values:
+        known = [names[value] if 0 <= value < len(names) else None for value in values]  # -1: unknown
+        if None in known:
+            row = known.index(None)
+            raise DataError(f"{field}: column {label!r} holds {values[row]} in row {row}, which is not a class")
+        return encode_classes(known, classes, field)
     try:
         return torch.tensor(values), list(names) if names else classes
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"data.target: {origin}: column {label!r} holds {values[0]!r:.40}, not numbers or names") from error
+        raise DataError(f"{field}: column {label!r} holds {values[0]!r:.40}, not numbers or names") from error
 
 
-def _numbers(split: Any, column: str, origin: str) -> torch.Tensor:
-    values = _values(split, column, origin, "data.features")
+def _numbers(split: Any, column: str, origin: str, said: list[str]) -> torch.Tensor:
+    return _float32(_values(split, column, origin, "data.features"), column, f"data.features: {origin}", said)
+
+
+def _float32(values: list[Any], column: str, field: str, said: list[str]) -> torch.Tensor:
+    """Numbers, or lists of them. said: gets a warning if float32 loses their differences."""
     try:
-        return torch.as_tensor(np.asarray(values, dtype=np.float32))
+        numbers = torch.as_tensor(np.asarray(values, dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise DataError(f"data.features: {origin}: column {column!r} is not an array of numbers ({error})") from error
+        raise DataError(f"{field}: column {column!r} is not an array of numbers ({error})") from error
+    if numbers.dim() == 1 and bool(numbers.isfinite().all()):
+        said += crowded(column, numbers, field)
+    return numbers.float()
 
 
 def _images(images: Any, section: DataSection, origin: str) -> torch.Tensor:

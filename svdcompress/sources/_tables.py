@@ -76,7 +76,7 @@ def _targets(
     def numbers(column: str) -> Tensor:
         values = _numbers(frame[column], place, "data.target")
         if said is not None:
-            said.extend(_crowded(column, values, "data.target"))
+            said.extend(crowded(column, values, "data.target"))
         return values.float()
 
     if len(columns) > 1:
@@ -109,6 +109,11 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
         raise DataError(f"data: {path}: not a readable {kind} file ({reason})") from error
     if not len(frame):
         raise DataError(f"data: {path}: no rows")
+    if kind == "csv" and not isinstance(frame.index, pandas.RangeIndex):  # pandas takes the first fields for names of rows
+        raise DataError(
+            f"data: {path}: rows have more fields than the header has columns ({', '.join(map(str, frame.columns[:6]))}): name "
+            "those at the beginning (row names) or remove those at the end (a comma after the last)"
+        )
     return frame
 
 
@@ -131,7 +136,7 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
         if names is None:
             values = _numbers(frame[column], place, "data.features")
             if said is not None:
-                said += _crowded(column, values, "data.features")
+                said += crowded(column, values, "data.features")
             parts.append(values.float().unsqueeze(1))
             continue
         _no_gaps(frame[column], place, "data.features")
@@ -219,7 +224,7 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
     return torch.from_numpy(values)
 
 
-def _crowded(column: str, values: Tensor, field: str) -> list[str]:
+def crowded(column: str, values: Tensor, field: str) -> list[str]:
     """A warning about a column whose differences are lost in float32, such as seconds since 1970."""
     if values.max() == values.min():  # nothing to lose
         return []

@@ -148,3 +148,26 @@ def test_what_the_check_raises_leaves_no_file(file, tmp_path):
     with pytest.raises(ExportError, match="not like this"):
         write_half(file, tmp_path / "half.onnx", check=refuse)
     assert list(tmp_path.iterdir()) == []
+
+
+class Units(nn.Module):
+    """A mean of tens of thousands and a log variance, in one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(self, x):
+        mean, log_variance = self.body(x).chunk(2, 1)
+        return torch.cat([1e5 + 6e4 * mean, 20 + log_variance], 1)
+
+
+def test_what_follows_the_last_layer_stays_in_floating_point(tmp_path):
+    """Values joined there would get one scale of some hundreds, and a log variance of 20 would be 0."""
+    torch.manual_seed(0)
+    model, x = Units().eval(), torch.randn(64, 3)
+    src = export_onnx(model, tmp_path / "model.onnx", x[:2]).path
+    made = Int8(src, [{"input": x.numpy()}]).write(tmp_path / "int8.onnx", compact=False).path
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load(str(made)).graph.node}
+    off = np.abs(ran(made, x) - model(x).detach().numpy())
+    assert off[:, 1].max() < 0.1 and off[:, 0].max() < 6e4 * 0.1

@@ -105,6 +105,8 @@ def test_a_changed_byte_in_any_file_is_found_and_named(folder):
         (("sparse", "parameters"), "model.safetensors", "parameters"),
         (("sparse", "bytes"), "model.onnx", "bytes"),
         (("dense", "bytes"), "dense.onnx", "bytes"),
+        (("dense", "metrics", "error"), "dense.onnx", "error of 60 test examples"),
+        (("dense", "metrics", "nll"), "dense.onnx", "nll of 60 test examples"),
         (("dense", "parameters"), "dense.safetensors", "parameters"),
         (("compression", "macs"), "report.json", "compression: macs"),
         (("layers", 0, "shape_after", 0), "model.safetensors", "shapes of layers"),
@@ -281,5 +283,8 @@ def test_short_memory_says_nothing_against_a_file(folder, monkeypatch):
 
     monkeypatch.setattr(_checks, "evaluate", lambda *args, **more: torch.empty(2**48))
     found = verify_run(folder)
-    assert found.failed == [] and [(check.file, check.passed) for check in found.skipped] == [("model.onnx", None)]
+    assert found.failed == [] and [(check.file, check.passed) for check in found.skipped] == [
+        ("model.onnx", None),
+        ("dense.onnx", None),
+    ]
     assert "memory" in found.skipped[0].note

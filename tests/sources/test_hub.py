@@ -141,3 +141,55 @@ def test_the_label_is_no_feature(tmp_path):
     columns = {"a": [float(row) for row in range(40)], "label": [row % 2 for row in range(40)]}
     with pytest.raises(DataError, match=r"data\.features: 'label' is the target"):
         opened(saved(tmp_path / "set", columns), features=["a", "label"])
+
+
+def labelled(names, **columns):
+    features = {name: datasets.Value("float64") for name in columns if name != "label"}
+    features = datasets.Features({**features, "label": datasets.ClassLabel(names=names)})
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_columns_and_classes_are_those_of_train_in_all_splits(tmp_path):
+    """Another order of columns or of class names in a split swaps nothing."""
+    rows = {"a": [float(row) for row in range(20)], "b": [100.0 + row for row in range(20)]}
+    train = labelled(["cat", "dog"], **rows, label=[0, 1] * 10)
+    test = labelled(["dog", "cat"], b=rows["b"], label=[0, 1] * 10, a=rows["a"])
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(tmp_path / "set"))
+    data = opened(tmp_path / "set", standardize=False)
+    assert data.classes == ["cat", "dog"] and data.test.targets.tolist() == [1, 0] * 10
+    assert torch.equal(data.test.inputs, torch.tensor([rows["a"], rows["b"]]).T)
+    other = labelled(["dog", "bird"], **rows, label=[0, 1] * 10)
+    datasets.DatasetDict({"train": train, "test": other}).save_to_disk(str(tmp_path / "other"))
+    with pytest.raises(DataError, match=r"\(test\): class 'bird' at row 1 does not occur in the training data"):
+        opened(tmp_path / "other")
+    less = labelled(["cat", "dog"], a=rows["a"], label=[0, 1] * 10)
+    datasets.DatasetDict({"train": train, "test": less}).save_to_disk(str(tmp_path / "less"))
+    with pytest.raises(DataError, match=r"\(test\) has no column 'b'"):
+        opened(tmp_path / "less")
+
+
+def test_numbers_that_are_stored_as_text_are_targets_of_a_regression(tmp_path):
+    columns = {"a": [0.1 * row for row in range(20)], "label": [f"{row + 0.5}" for row in range(20)]}
+    data = opened(saved(tmp_path / "set", columns), "regression", target_scale="none")
+    assert data.train.targets[:3].tolist() == [0.5, 1.5, 2.5]
+    saved(tmp_path / "names", {**columns, "label": ["lo", "hi"] * 10})
+    with pytest.raises(DataError, match="column 'label' is not an array of numbers"):
+        opened(tmp_path / "names", "regression")
+
+
+def test_columns_that_are_not_read_and_numbers_that_float32_loses_are_told(photos, tmp_path):
+    folder, _ = photos
+    pictures = datasets.load_from_disk(str(folder / "set")).add_column("age", list(range(12)))
+    pictures.save_to_disk(str(tmp_path / "ages"))
+    (line,) = opened(tmp_path / "ages").warnings
+    assert "of the columns only picture is read, not age" in line
+    seconds = [1.7e9 + row for row in range(20)]
+    (line,) = opened(saved(tmp_path / "big", {"a": seconds, "label": [0, 1] * 10})).warnings
+    assert "column 'a': of 20 different values 1 are left in float32" in line
+
+
+def test_a_format_of_the_data_set_does_not_matter(photos, tmp_path):
+    folder, _ = photos
+    plain = opened(folder / "set")
+    datasets.load_from_disk(str(folder / "set")).with_format("torch").save_to_disk(str(tmp_path / "torch"))
+    assert torch.equal(opened(tmp_path / "torch").train.inputs, plain.train.inputs)
