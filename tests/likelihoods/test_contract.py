@@ -257,7 +257,7 @@ def test_a_tau_for_each_output_and_one_of_numpy(tmp_path):
     found = svdc.mc_predict(model, torch.ones(3, 4), 5)
     assert found.aleatoric[0].tolist() == pytest.approx([1.0, 0.01])
     svdc.export_onnx(model, tmp_path / "model.onnx", torch.ones(2, 4))  # contains no noise
-    with pytest.raises(UsageError, match="is not a precision; it is one number"):
+    with pytest.raises(UsageError, match="a file has one number for all outputs, not one for each"):
         svdc.export_onnx(model, tmp_path / "mc.onnx", torch.ones(2, 4), monte_carlo=True)
     own = likelihood_of(model)
     for use in (lambda: own.nll(torch.zeros(3, 2), torch.ones(3, 2)), lambda: own.metrics(1.0, 1.0, 3.0)):
