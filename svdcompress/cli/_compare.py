@@ -227,10 +227,11 @@ def _show(
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("run", overflow="fold")
     batches = sorted({key for row in rows for key in row if key.startswith("batch_")}, key=lambda key: int(key[6:]))
-    for heading in (*HEADINGS, *(key.replace("_", " ") for key in batches)):
+    columns = {**COLUMNS, **{key: key.replace("_", " ") for key in batches}}
+    for heading in columns.values():
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(str(row["run"]), *(_cell(row, key) for key in (*CELLS, *batches)))
+        table.add_row(str(row["run"]), *(_cell(row, key) for key in columns))
     console.print(table)
     unit = {row["metric"] for row in rows}
     console.print(
@@ -267,8 +268,9 @@ def _other_data(folders: Sequence[Path]) -> str:
     return ""
 
 
-HEADINGS = ("dense", "sparse", "change (95%)", "non-zeros", "parameters", "MACs", "bytes")
-CELLS = ("dense", "sparse", "change", "nonzero", "parameters", "macs", "bytes")
+COLUMNS = {"dense": "dense", "sparse": "sparse", "change": "change (95%)", "nonzero": "non-zeros"}
+COLUMNS |= {"parameters": "parameters", "macs": "MACs", "bytes": "bytes"}
+"""Headings of the table, by the keys of a row; those of latencies follow."""
 
 
 def _row(results: dict[str, Any], folder: Path) -> dict[str, Any]:

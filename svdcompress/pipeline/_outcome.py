@@ -78,6 +78,12 @@ def larger_file(results: RunResults) -> list[str]:
         f"the goal {goal.text} was not reached after all: model.onnx has {size:,} bytes against {target:,.0f}, as it holds "
         f"more than that of trial {trial['number']} ({trial['costs']['bytes']:,.0f}). Ask for {size - target:,.0f} bytes less"
     )
+    return _missed(results, line)
+
+
+def _missed(results: RunResults, line: str) -> list[str]:
+    """Note that the goal of the run's search was not reached after all; returns the warning."""
+    found = results.search or {}
     results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
     return [line]
 
@@ -104,8 +110,7 @@ def slower_file(results: RunResults) -> list[str]:
         f"the goal {goal.text} was not reached after all: model.onnx takes {share * before:.4g} ms against {target:.4g}, more "
         "than its trial. Ask for less, and let nothing else run meanwhile: measurements differ"
     )
-    results.search = {**found, "reached": False, "notes": [*found.get("notes", ()), line]}
-    return [line]
+    return _missed(results, line)
 
 
 FEWER, PART, SLOWER = 2.0, 0.2, 0.9

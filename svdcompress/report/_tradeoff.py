@@ -37,11 +37,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Models of one search or run. measure: how size is measured. what: which error, on which data ("validation error (%)").
-    dense: the dense model's error."""
+    """Models of one search or run. measure: how size is measured; unit: the same in words. what: which error, on which data
+    ("validation error (%)"). dense: the dense model's error."""
 
     name: str
     measure: str
+    unit: str
     what: str
     dense: float
     points: list[Point]
@@ -71,7 +72,7 @@ def search_curve(results: Mapping[str, Any]) -> Curve | None:
             )
         )
     what = f"validation {'RMSE' if regression else 'error (%)'}"
-    return Curve(str(results.get("name") or ""), measure, what, dense["error"], points)
+    return Curve(str(results.get("name") or ""), measure, MEASURES[measure], what, dense["error"], points)
 
 
 def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] | None:
@@ -119,8 +120,7 @@ def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str],
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{short(value, place)}x"))
     ax.xaxis.set_minor_locator(NullLocator())
     if curves:
-        named = MEASURES[curves[0].measure] if curves[0].what.startswith("validation") else of_a_run(curves[0].measure)
-        ax.set_xlabel(f"times fewer {named}")
+        ax.set_xlabel(f"times fewer {curves[0].unit}")
         ax.set_ylabel(curves[0].what)
 
 
@@ -288,7 +288,7 @@ def plot_tradeoff(*runs: Any, measure: str | None = None, ax: Axes | None = None
         for results in found:
             if (pair := run_point(results, name)) is not None:
                 what = "test RMSE" if results.get("task") in ("regression", "gaussian") else "test error (%)"
-                curves.append(Curve(pair[0].name, name, what, pair[1], [pair[0]]))
+                curves.append(Curve(pair[0].name, name, of_a_run(name), what, pair[1], [pair[0]]))
     if len({curve.what for curve in curves}) > 1:
         raise UsageError("plot_tradeoff: runs with errors and runs with RMSEs have no axis in common; plot them separately")
     if not curves:

@@ -39,6 +39,9 @@ def read_hub(place: str, section: DataSection, task: str = "classification") -> 
     splits = {name: split.with_format(None) for name, split in (found if isinstance(found, dict) else {"train": found}).items()}
     if "train" not in splits:
         raise DataError(f"data.name: hf:{place} has no split named train; it has {', '.join(splits)}")
+    label = _target(splits["train"], f"hf:{place} (train)", section)
+    columns = section.features or [name for name in splits["train"].column_names if name != label]
+    section = section.model_copy(update={"target": label, "features": columns})
     classes: list[str] | None = None
     tables, prepared = {}, {}
     named = {split: next((name for name in names if name in splits), None) for split, names in SPLITS.items()}
@@ -46,9 +49,6 @@ def read_hub(place: str, section: DataSection, task: str = "classification") -> 
         if name is not None:
             tables[split], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes, task)
             prepared = prepared or found
-            if split == "train" and not section.features:
-                columns = [column for column in splits[name].column_names if column != _target(splits[name], name, section)]
-                section = section.model_copy(update={"features": columns})
     warnings = list(tables["train"].warnings)  # those of the other splits would say the same
     others = [name for name in splits if name not in named.values()]
     if others and None in named.values():  # otherwise a run has no use for them
@@ -67,13 +67,16 @@ def _target(split: Any, origin: str, section: DataSection) -> str:
 def _table(
     split: Any, origin: str, section: DataSection, own: dict[str, Any], classes: list[str] | None, task: str
 ) -> tuple[Table, list[str] | None, dict[str, Any]]:
-    """A split's examples, its classes, and what is needed to read more examples in the same way, also from files."""
+    """A split's examples, its classes, and what is needed to read more examples in the same way, also from files.
+
+    section: names the target and all other columns. classes: those of train.
+    """
     if not len(split):
         raise DataError(f"data: {origin}: no examples")
     label = _target(split, origin, section)
     said: list[str] = []
     targets, classes = _labels(split, label, origin, classes, task, said)
-    columns = section.features or [name for name in split.column_names if name != label]
+    columns = section.features or []
     if label in columns:
         raise DataError(f"data.features: {label!r} is the target: a model that is given it has nothing to predict")
     for field, wanted in (("data.features", columns), ("data.args.text", [own["text"]] if own["text"] else [])):

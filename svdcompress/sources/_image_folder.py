@@ -94,7 +94,7 @@ def read_imagefolder(place: str, section: DataSection) -> Raw:
     seen = {name: look_at(split.files) for name, split in splits.items()}
     channels = max(one.channels for one in seen.values())
     classes, tables = None, {}
-    for name in sorted(splits, key=lambda name: name != "train"):
+    for name in splits:  # train comes first
         tables[name], classes = _table(splits[name], classes, section, seen[name], channels)
     assert classes is not None
     counts = Counter(splits["train"].classes)

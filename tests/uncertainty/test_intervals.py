@@ -143,3 +143,7 @@ def test_paired_rmse_holds_what_it_says_where_errors_have_heavy_tails(freedom, c
     z = NormalDist().inv_cdf(0.9)
     missed = [paired_rmse(*squares, z)[1] < true for squares in zip(before.square(), after.square(), strict=True)]
     assert 0.03 < sum(missed) / 2000 < 0.1
+    roots = [errors.square().mean(1, keepdim=True).sqrt() for errors in (before, after)]
+    parts = after.square() / (2 * roots[1]) - before.square() / (2 * roots[0])
+    plain = (roots[1] - roots[0]).squeeze(1) + z * parts.std(1) / math.sqrt(count)
+    assert 0.15 < float((plain < true).float().mean()) < 0.205
