@@ -212,7 +212,7 @@ class Search(Trials):
         steps = 1 if at_once else min(self.cuts, epochs_of(self.context.recipe.train, COOLING_EPOCHS))
         how_told = told_how(how)
         asked = best, self.kept.trials, measure, self.goal, target, judged, budget, epochs, how_told
-        aimed = self._target if self.goal is not None and self._target > self._wanted else None
+        aimed = 0.0 if self.goal is None else self._target
         lines = lines + outcome(*asked, self.cuts if at_once else steps, aimed)
         unit, levels = MEASURES[FOLLOWS[measure]], len(self.path.rows)
         if self.goal is None and best.met and self.kept.least and best.costs[measure] <= self._floor * (1 + CLOSE):

@@ -57,11 +57,11 @@ def outcome(
     epochs: int,
     how: str = "",
     steps: int = 1,
-    aimed: float | None = None,
+    aimed: float = 0.0,
 ) -> list[str]:
     """Warnings on what was asked for and not reached: why, and what to set. target: the largest size that counts as reaching
     the goal; epochs: of training; how: from `told_how`; steps: the number of steps in which trials are cut; aimed: the size
-    that the search aimed at if the goal is out of reach."""
+    that the search aimed at, above the target if the goal is out of reach."""
     lines = []
     if budget and not best.met:
         lines.append(
@@ -78,7 +78,7 @@ def outcome(
         aim = target / (1 + CLOSE)
         if goal.factor is not None and measure != "latency":
             aim = math.floor(round(aim, 3))  # a share of a count
-        if aimed is not None:
+        if aimed > target:
             why = f"As the goal is out of reach, the search aimed at {_size(aimed)}"
         elif steps == 1:
             why = "More epochs of training, or a higher search.levels, increase the pressure"

@@ -8,12 +8,12 @@ import torch
 
 from svdcompress import cost
 from svdcompress.errors import RecipeError
-from svdcompress.pipeline import _measure, _search, run
+from svdcompress.pipeline import _finish, _measure, _search, run
 from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._outcome import slower_file
 from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.pipeline._search_words import other_machine, told_how
-from svdcompress.recipe import dump_recipe, load_recipe, parse_recipe, parse_yaml
+from svdcompress.recipe import changed, dump_recipe, load_recipe, parse_recipe, parse_yaml
 from svdcompress.sources import open_data
 
 QUICK = ["uncertainty.samples=0", "report.html=true", "export.monte_carlo=false", "train.epochs=2", "recover.epochs=1"]
@@ -167,3 +167,11 @@ def test_a_file_that_became_slower_than_the_goal_is_told():
     for other in ({"reached": False}, {"objective": "macs"}, {"measured": {"command": "./ask.sh"}}):
         assert told(0.8, 45.0, **other)[0] == []
     assert slower_file(RunResults(search=found)) == []  # report.latency=false
+
+
+def test_a_run_tells_of_a_file_that_became_slower(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(_finish, "slower_file", lambda results: [f"slower than {results.dense.latency_ms['batch_1']}"])
+    monkeypatch.setattr(cost, "latencies", lambda paths, *given, **more: {name: {"batch_1": 2.5} for name in paths})
+    quick = {"train.epochs": 1, "dense.epochs": 1, "recover.epochs": 0, "uncertainty.samples": 0, "report.html": False}
+    results = run(changed(tiny_recipe, {**quick, "report.latency": True}), tmp_path / "run")
+    assert "slower than 2.5" in results["warnings"]

@@ -59,8 +59,12 @@ def test_a_size_that_was_not_reached_is_told_beside_that_of_the_goal():
     aimed = best, [], "latency", parse_goal("latency=2x"), 0.2578, None, False, 0
     (line,) = outcome(*aimed, steps=4, aimed=0.5)  # type: ignore[arg-type]
     assert line.endswith("As the goal is out of reach, the search aimed at 0.5")
-    (line,) = outcome(*aimed, steps=4)  # type: ignore[arg-type]
+    (line,) = outcome(*aimed, steps=4, aimed=0.2578 / (1 + CLOSE))  # type: ignore[arg-type]
     assert "One unit of each layer stays" in line
+    third = 11768 / 3  # the size of the goal is told without its fraction
+    within = best, [], "macs", parse_goal("macs=3x"), third * (1 + CLOSE), None, False, 0
+    (line,) = outcome(*within, steps=4, aimed=third)  # type: ignore[arg-type]
+    assert "against 3,922 multiply" in line and "One unit of each layer stays" in line
 
 
 def test_a_dry_run_tells_of_goals_out_of_reach_alone(tiny_recipe):

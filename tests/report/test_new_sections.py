@@ -216,3 +216,12 @@ def test_columns_that_are_no_longer_read_are_named(results):
 def test_the_coverage_of_a_table_says_of_what(results):
     results["uncertainty"]["sparse, 100 samples"]["coverage"] = 0.93
     assert "coverage of the central 95%" in _sections.uncertainty(results, None)
+
+
+def test_a_file_in_integers_tells_the_nll_where_the_error_says_nothing_of_deviations():
+    sparse = {"metrics": {"rmse": 2.0, "nll": 1.5}}
+    (line,) = small_files({"sparse": sparse, "int8": {"file": "model_int8.onnx", "metrics": {"rmse": 2.1, "nll": 9.25}}})
+    assert "rmse 2.1000 (2.0000 in float32); nll 9.2500 (1.5000 in float32)" in line
+    metrics = {"error": 2.0, "nll": 1.5}
+    (line,) = small_files({"sparse": {"metrics": metrics}, "int8": {"file": "model_int8.onnx", "metrics": metrics}})
+    assert "nll" not in line
