@@ -225,6 +225,10 @@ def test_runs_that_were_tested_on_other_data_are_told(two, monkeypatch):
     extra["data"]["test"]["checksum"] += 1  # as after another preparation of the inputs
     save(open_run(other).model, other / "model.safetensors", extra=extra)
     assert "tested on different data" not in svdc("compare", one, other).output
+    extra["data"]["test"] |= {"targets": None, "examples": extra["data"]["test"]["examples"] + 1}  # of data read as needed
+    save(open_run(other).model, other / "model.safetensors", extra=extra)
+    assert "tested on different data" in " ".join(svdc("compare", one, other).output.split())
+    extra = read_manifest(one / "model.safetensors")["extra"]
     extra["data"]["test"]["targets"] += 1
     save(open_run(other).model, other / "model.safetensors", extra=extra)
     assert f"{one} and {other} were tested on different data" in " ".join(svdc("compare", one, other).output.split())

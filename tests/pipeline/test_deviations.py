@@ -41,9 +41,7 @@ def test_integers_that_lose_the_deviations_are_refused(made, tmp_path):
     """One scale holds for both outputs of the last layer: steps of 8 for means up to 1000, and for a log variance of 6.8."""
     path, data = made(1000.0)
     work = Integers(path, data, Baked(), max_drop=50.0, dense=30.0)
-    with pytest.raises(
-        ExportError, match=r"with integers the NLL .* \(4\.\d+ without\): deviations are off"
-    ):
+    with pytest.raises(ExportError, match=r"with integers the NLL .* \(4\.\d+ without\): deviations are off"):
         work.write(tmp_path / "int8.onnx")
     assert not (tmp_path / "int8.onnx").exists()
     path, data = made(10.0)
