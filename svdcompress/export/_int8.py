@@ -91,18 +91,25 @@ class Int8:
         return found
 
     @cached_property
-    def _last(self) -> list[str]:
-        """Nodes from which no layer is reached, such as a return to the target's units, or temperatures. Joined values of
-        different size, such as a mean of thousands and a log variance, would get one scale; nothing is gained by integers."""
+    def _last(self) -> tuple[list[str], list[str]]:
+        """Layers from which no other is reached, and what follows them, such as a return to the target's units, or
+        temperatures; by the names of the nodes. Both give floating point: a range of the calibration's few examples would cut
+        rarer values off, joined values of different size, such as a mean of thousands and a log variance, would get one scale,
+        and nothing is gained by integers."""
         import onnx
 
-        weighted, needed, found = set(self.layers.values()), set(), []
+        weighted, needed = set(self.layers.values()), set()
+        layers: list[str] = []
+        others: list[str] = []
         for node in reversed(onnx.load(str(self._prepared)).graph.node):
-            if node.name in weighted or not needed.isdisjoint(node.output):
+            led_on = not needed.isdisjoint(node.output)
+            if led_on or node.name in weighted:
                 needed.update(node.input)
-            elif node.op_type in BETWEEN:
-                found.append(node.name)
-        return found
+            if not led_on and node.name in weighted:
+                layers.append(node.name)
+            elif not led_on and node.op_type in BETWEEN:
+                others.append(node.name)
+        return layers, others
 
     def write(self, dst: str | Path, *, leave: Collection[str] = (), method: str = "minmax", compact: bool = True) -> Exported:
         """Write the integer file.
@@ -133,11 +140,12 @@ class Int8:
                 per_channel=True,
                 activation_type=q.QuantType.QUInt8,
                 weight_type=q.QuantType.QInt8,
-                nodes_to_exclude=[*(self.layers[name] for name in leave), *self._last],
+                nodes_to_exclude=[*(self.layers[name] for name in leave), *self._last[1]],
                 calibrate_method=q.CalibrationMethod[METHODS[method]],
                 **more,
             )
         model = self._signed(raw)
+        _open_ends(model, self._last[0])
         if compact:
             tidy(model)
             compacted(model.graph)
@@ -161,6 +169,27 @@ def _weight(node: NodeProto, constants: Collection[str]) -> str | None:
     if node.op_type not in WEIGHTED or len(node.input) < 2:
         return None
     return next((name for name in (node.input[1], node.input[0]) if name in constants), None)
+
+
+def _open_ends(model: ModelProto, layers: Collection[str]) -> None:
+    """Let these layers give their sums as they are, without the range that the quantizer found for them. onnxruntime has such
+    an integer kernel for matrix products, but none for convolutions, which keep their range."""
+    graph = model.graph
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for value in node.input:
+            readers.setdefault(value, []).append(node)
+    for layer in [node for node in graph.node if node.name in layers and node.op_type in ("Gemm", "MatMul")]:
+        pair = [layer, *readers.get(layer.output[0], [])]
+        if len(pair) == 2:
+            pair += readers.get(pair[1].output[0], [])
+        if [node.op_type for node in pair[1:]] == ["QuantizeLinear", "DequantizeLinear"]:
+            layer.output[0] = pair[2].output[0]
+            for node in pair[1:]:
+                graph.node.remove(node)
+    read = {value for node in graph.node for value in node.input}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in read]:
+        graph.initializer.remove(tensor)
 
 
 class _Feeds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,8 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     # accelerate joins processes on CPUs only if it is told to use them
     together = _launched() and "LOCAL_RANK" in os.environ  # by torchrun or accelerate; others may set RANK for one process
     cpu = device == "cpu" or (device == "auto" and together and not torch.accelerator.is_available())
+    if together and not torch.distributed.is_initialized():  # a group of ours; one of the caller's is the caller's to end
+        atexit.register(_end_group)
     try:
         made = Accelerator(cpu=cpu, mixed_precision=resolved_precision(precision, device))
     except (RuntimeError, ValueError) as error:
@@ -171,6 +174,13 @@ def broadcast(value: Value) -> Value:
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([value])[0]
+
+
+def _end_group() -> None:
+    """End gloo's process group as the process ends: its threads would abort a process that ends before them. Other
+    backends end by themselves, and could wait here for a process that has failed."""
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        torch.distributed.destroy_process_group()
 
 
 def leave() -> None:

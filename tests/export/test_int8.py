@@ -171,3 +171,23 @@ def test_what_follows_the_last_layer_stays_in_floating_point(tmp_path):
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(str(made)).graph.node}
     off = np.abs(ran(made, x) - model(x).detach().numpy())
     assert off[:, 1].max() < 0.1 and off[:, 0].max() < 6e4 * 0.1
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["rows", "positions"])  # Gemm; MatMul and Add
+def test_answers_beyond_those_of_the_calibration_are_not_cut_off(tmp_path, wide):
+    """All features of the last layer are within what was seen, but their sum was never as large."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(4).repeat(2, 1))
+        model[0].bias.zero_()
+        model[2].weight.fill_(1.0)
+        model[2].bias.zero_()
+    seen = torch.eye(4).repeat(4, 1)  # one feature at a time: sums of 2
+    x, rare = (each[:, None].expand(-1, 3, -1).contiguous() if wide else each for each in (seen, torch.ones(2, 4)))
+    src = export_onnx(model.eval(), tmp_path / "model.onnx", x[:2]).path
+    made = Int8(src, [{"input": x.numpy()}]).write(tmp_path / "int8.onnx", compact=False).path
+    graph, constants = dequantised(made)
+    assert sum("weight" in name for name in constants) == 2  # both layers are in integers
+    assert ran(made, rare) == pytest.approx(np.full_like(ran(src, rare), 8.0), rel=0.02)
+    read = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= read
