@@ -262,7 +262,7 @@ def _as_stored(
     data, found = material.opened.data, evaluate(OnnxModel(path, material.units), test, **what)
     for name in found:
         if stored.get(name) is not None and found[name] is not None:
-            loose = 1 if str(material.results.get("device", "cpu")) == "cpu" else 10
+            loose = 1 if str(material.results.get("device", "cpu")).startswith("cpu") else 10
             one = 100 * max(1 / len(test), loose * ROUNDED) + 1e-6
             allowed = one if name == "error" else loose * rounded(name, stored[name], data)
             passed = abs(found[name] - stored[name]) <= allowed

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from svdcompress.errors import SvdcError
 from svdcompress.pipeline._begin import Opened, convert_stage, dense_stage, open_stage, train_stage
 from svdcompress.pipeline._calibrate import KEPT, calibrate_stage, measure_promises, promise_stage
 from svdcompress.pipeline._columns import dropped
@@ -27,7 +28,7 @@ from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import for_objective
 from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, tell_selection, threshold_stage
-from svdcompress.train import wait
+from svdcompress.train import broadcast
 
 
 def run_stages(context: Context) -> dict[str, Any]:
@@ -64,43 +65,50 @@ def run_stages(context: Context) -> dict[str, Any]:
     if (gone := dropped(opened.data.preprocessing, small.pruning.get("inputs_kept"), opened.inputs)) is not None:
         context.results.pruning["columns_dropped"] = gone
         context.note(f"columns that the model no longer reads: {', '.join(gone) or 'none'} (prune.remove_inputs)")
-    wrong = error = None
     written: dict[str, Any] = {}
+    failed: SvdcError | None = None
     if context.place.first:
-        late = Late(context, opened.data, dense.model)
-        stopped = partial(context.check, "before the run's figures were done; what was trained is kept")
-        heard = replace(opened, data=listening(opened.data, stopped))
-        with context.stage("calibrate"):
-            small = _calibrated(context, heard, small, late)
-        models = Finished(dense, variational, selection.masks, small)
-        with context.stage("evaluate"):
-            if late.known("evaluate", small.model) is None:
-                with late.keeping("evaluate", small.model):
-                    evaluate_stage(context, heard, models)
-        with context.stage("export"):
-            files = export_stage(context, opened, models, late)
-            for line in larger_file(context.results):  # not stored with the stage, as each sitting finds it again
-                context.warn(line)
-        with context.stage("figures"):  # from here on, only figures are missing
-            if late.known("figures", small.model) is None:
-                with late.keeping("figures", small.model):
-                    figures_stage(context, heard, models)
-                    context.attempt("the promises on the test data", partial(measure_promises, context, heard, small))
-        with context.stage("cost"):
-            cost_stage(context, opened, files)
-        with context.stage("verify"):
-            wrong = verify_stage(context, heard, models)
-        with context.stage("report"):
-            written = report_stage(context, opened)
-        if not wrong:
-            context.state.finish()
-        else:  # a resumed run can then write the files again
-            late.forget()
-        error = files.error
-    wait()
-    if failed := wrong or error:
+        try:
+            written, failed = _last_stages(context, opened, Finished(dense, variational, selection.masks, small))
+        except SvdcError as error:
+            failed = error
+    if failed := broadcast(failed):  # without this the others would wait for the first process until it ends
         raise failed
     return written
+
+
+def _last_stages(context: Context, opened: Opened, models: Finished) -> tuple[dict[str, Any], SvdcError | None]:
+    """What one process does alone; returns the contents of `report.json`, and an error that leaves all files in place."""
+    late = Late(context, opened.data, models.dense.model)
+    stopped = partial(context.check, "before the run's figures were done; what was trained is kept")
+    heard = replace(opened, data=listening(opened.data, stopped))
+    with context.stage("calibrate"):
+        small = _calibrated(context, heard, models.small, late)
+    models = replace(models, small=small)
+    with context.stage("evaluate"):
+        if late.known("evaluate", small.model) is None:
+            with late.keeping("evaluate", small.model):
+                evaluate_stage(context, heard, models)
+    with context.stage("export"):
+        files = export_stage(context, opened, models, late)
+        for line in larger_file(context.results):  # not stored with the stage, as each sitting finds it again
+            context.warn(line)
+    with context.stage("figures"):  # from here on, only figures are missing
+        if late.known("figures", small.model) is None:
+            with late.keeping("figures", small.model):
+                figures_stage(context, heard, models)
+                context.attempt("the promises on the test data", partial(measure_promises, context, heard, small))
+    with context.stage("cost"):
+        cost_stage(context, opened, files)
+    with context.stage("verify"):
+        wrong = verify_stage(context, heard, models)
+    with context.stage("report"):
+        written = report_stage(context, opened)
+    if not wrong:
+        context.state.finish()
+    else:  # a resumed run can then write the files again
+        late.forget()
+    return written, wrong or files.error
 
 
 def _calibrated(context: Context, opened: Opened, small: Small, late: Late) -> Small:

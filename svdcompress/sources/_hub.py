@@ -24,7 +24,7 @@ SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev
 def read_hub(place: str, section: DataSection, task: str = "classification") -> Raw:
     """`hf:NAME_OR_DIR`: images, text or numbers, and a label column (`data.target`, else one of the usual names).
 
-    The columns of train, and the names of its classes, hold for all splits.
+    The columns that are read of train, and the names of its classes, hold for all splits.
 
     data.args: `tokenizer` (folder or id, for text), `max_length`, `text` (column); the rest goes to `load_dataset`.
     """
@@ -43,18 +43,42 @@ def read_hub(place: str, section: DataSection, task: str = "classification") -> 
     columns = section.features or [name for name in splits["train"].column_names if name != label]
     section = section.model_copy(update={"target": label, "features": columns})
     classes: list[str] | None = None
-    tables, prepared = {}, {}
+    tables, prepared, read = {}, {}, columns
     named = {split: next((name for name in names if name in splits), None) for split, names in SPLITS.items()}
     for split, name in named.items():  # train comes first
         if name is not None:
+            section = section.model_copy(update={"features": read})
             tables[split], classes, found = _table(splits[name], f"hf:{place} ({name})", section, own, classes, task)
-            prepared = prepared or found
+            if task not in ("regression", "gaussian"):
+                _same_labels(splits["train"], splits[name], f"hf:{place} ({name})", label)
+            prepared, alone = prepared or found, next(filter(None, _image_or_text(splits["train"][0], columns, own)), None)
+            read = columns if alone is None else [alone]  # those beside images or text may be absent elsewhere
     warnings = list(tables["train"].warnings)  # those of the other splits would say the same
     others = [name for name in splits if name not in named.values()]
     if others and None in named.values():  # otherwise a run has no use for them
         absent = " and ".join(split for split, name in named.items() if name is None)
         warnings.append(f"hf:{place}: the splits {', '.join(others)} are not read; {absent} data are held out of train")
-    return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings)
+    return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings, columns=read)
+
+
+def _image_or_text(first: dict[str, Any], columns: list[str], own: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The column of images and that of text, where there is one. first: an example."""
+    image = next((name for name in columns if hasattr(first[name], "convert")), None)
+    return image, own["text"] or next((name for name in columns if isinstance(first[name], str)), None)
+
+
+def _same_labels(train: Any, split: Any, origin: str, label: str) -> None:
+    """Raises DataError for names in one split and numbers without names in the other: which is which cannot be known."""
+    for one, other in ((train, split), (split, train)):
+        if (
+            isinstance(one[0][label], str)
+            and not isinstance(other[0][label], str)
+            and not getattr(other.features[label], "names", None)
+        ):
+            raise DataError(
+                f"data.target: {origin}: column {label!r} holds {split[0][label]!r:.40}, and {train[0][label]!r:.40} in train; "
+                "make both names or both numbers"
+            )
 
 
 def _target(split: Any, origin: str, section: DataSection) -> str:
@@ -77,15 +101,15 @@ def _table(
     said: list[str] = []
     targets, classes = _labels(split, label, origin, classes, task, said)
     columns = section.features or []
+    if not columns:
+        raise DataError(f"data.features: {origin} has no column but {label!r}, which is the target")
     if label in columns:
         raise DataError(f"data.features: {label!r} is the target: a model that is given it has nothing to predict")
     for field, wanted in (("data.features", columns), ("data.args.text", [own["text"]] if own["text"] else [])):
         absent = [name for name in wanted if name not in split.column_names]
         if absent:
             raise DataError(f"{field}: {origin} has no column {absent[0]!r}; it has {', '.join(split.column_names)}")
-    first = split[0]
-    image = next((name for name in columns if hasattr(first[name], "convert")), None)
-    text = own["text"] or next((name for name in columns if isinstance(first[name], str)), None)
+    image, text = _image_or_text(split[0], columns, own)
     if section.image_size and image is None:
         raise DataError(f"data.image_size: {origin} has no column of images among {', '.join(columns)}")
     if own["tokenizer"] and (image is not None or text is None):

@@ -113,20 +113,22 @@ def read_imagefolder(place: str, section: DataSection) -> Raw:
 def _splits(root: Path) -> tuple[dict[str, Path], list[str]]:
     """The folders of train, test and validation, or {"train": root}; and what to tell of other folders.
 
-    A split may be written in capitals if all folders are splits. Only one whose images are not in class folders may be a class.
+    A split may be written in capitals if all folders are splits, or train is not. Only one whose images are not in class
+    folders may be a class.
     """
-    below = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    below = sorted(path for path in root.iterdir() if path.is_dir() and not _hidden(path.name))
     found = {name: [path for path in below if path.name.lower() in names] for name, names in _SPLITS.items()}
     split = {name: paths[0] for name, paths in found.items() if paths}
     if not split:
         return {"train": root}, []
+    small = {name: next((path for path in paths if path.name.islower()), None) for name, paths in found.items()}
     known = [path for paths in found.values() for path in paths]
     others = [path for path in below if path not in known and any(map(is_image, files_below(path)))]
     for paths in found.values():
-        if len(paths) > 1 and not others:
+        if len(paths) > 1 and (small["train"] or not others):
             raise DataError(f"data: {root}: {_names(paths)} are the same split; keep one of them")
-    if others:
-        split = {name: path for name, path in split.items() if path.name.islower()}
+    if others and not small["train"]:
+        split = {name: path for name, path in small.items() if path}
     if "train" in split and (len(split) > 1 or not others or any(_nested(split["train"]))):
         if not others:
             return split, []
@@ -137,6 +139,10 @@ def _splits(root: Path) -> tuple[dict[str, Path], list[str]]:
         raise DataError(f"data: {root}: has {_names(known)}, but no train; name the split for training so")
     told = f"{_names(known)} {'is taken as a class' if len(known) == 1 else 'are taken as classes'}"
     return {"train": root}, [f"data: {root}: {told}, like {_names(others)}; splits are called train, val and test"]
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name in NO_IMAGES
 
 
 def _nested(folder: Path) -> Iterator[Path]:

@@ -40,7 +40,8 @@ class Raw:
     """All that a source holds. test and validation: None if the source has none of its own.
 
     preprocessing: what is needed to read more examples in the same way (columns, categories, image size).
-    warnings: what the user should know about how the data are read. notes: how they were read.
+    warnings: what the user should know about how the data are read. notes: how they were read. columns: those that are read,
+    for sources that name them.
     """
 
     train: Table
@@ -50,6 +51,7 @@ class Raw:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    columns: list[str] | None = None
 
 
 def no_targets(count: int) -> Tensor:

@@ -68,7 +68,8 @@ def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read
         assert table is not None
         return test, table
     try:
-        other = read(section.model_copy(update={"name": name, "test": None}))
+        features = section.features or raw.columns if str(section.name).partition(":")[0] == name.partition(":")[0] else None
+        other = read(section.model_copy(update={"name": name, "test": None, "features": features}))
     except DataError as error:  # which names the field that sources are usually named by
         raise DataError(str(error).replace("data.name:", "data.validation:")) from error
     if other.classes is not None and raw.classes is not None and other.classes != raw.classes:

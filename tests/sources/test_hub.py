@@ -168,6 +168,36 @@ def test_columns_and_classes_are_those_of_train_in_all_splits(tmp_path):
         opened(tmp_path / "less")
 
 
+def test_other_data_for_validation_have_the_columns_of_train(tmp_path):
+    rows = {"a": [float(row) for row in range(20)], "b": [100.0 + row for row in range(20)], "label": [0, 1] * 10}
+    saved(tmp_path / "set", rows, test=rows)
+    saved(tmp_path / "other", {name: rows[name] for name in ("b", "label", "a")})
+    section = DataSection(name=f"hf:{tmp_path / 'set'}", validation=f"hf:{tmp_path / 'other'}", standardize=False)
+    data = open_data(section, "classification")
+    assert torch.equal(data.validation.inputs, torch.tensor([rows["a"], rows["b"]]).T)
+    saved(tmp_path / "less", {"b": rows["b"], "c": rows["a"], "label": rows["label"]})
+    with pytest.raises(DataError, match="has no column 'a'"):
+        open_data(section.model_copy(update={"validation": f"hf:{tmp_path / 'less'}"}), "classification")
+
+
+def test_columns_beside_text_or_images_may_be_absent_elsewhere(tmp_path, photos):
+    made = datasets.load_from_disk(str(photos / "set"))
+    both = datasets.DatasetDict({"train": made.add_column("id", list(range(12))), "test": made})
+    both.save_to_disk(str(tmp_path / "set"))
+    assert len(opened(tmp_path / "set").test) == 12
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_names_in_one_split_and_numbers_in_the_other_are_refused(tmp_path, swap):
+    numbers = {"a": [float(row) for row in range(12)], "label": list(range(12))}
+    names = numbers | {"label": [str(row) for row in range(12)]}  # sorted: 0, 1, 10, 11, 2
+    train, test = (names, numbers) if swap else (numbers, names)
+    with pytest.raises(DataError, match=r"\(test\): column 'label' holds .*0.*; make both names or both numbers"):
+        opened(saved(tmp_path / "set", train, test=test))
+    with pytest.raises(DataError, match="no column but 'label', which is the target"):
+        opened(saved(tmp_path / "empty", {"label": [0, 1] * 6}))
+
+
 def test_numbers_that_are_stored_as_text_are_targets_of_a_regression(tmp_path):
     columns = {"a": [0.1 * row for row in range(20)], "label": [f"{row + 0.5}" for row in range(20)]}
     data = opened(saved(tmp_path / "set", columns), "regression", target_scale="none")

@@ -74,6 +74,18 @@ def test_splits_that_are_missing_doubled_or_beside_others(tmp_path):
     assert data.classes == ["a", "b"] and "images in dev, eval are not read, as there is a split train" in data.warnings[0]
 
 
+def test_a_split_in_capitals_beside_train_is_a_split_whatever_else_there_is(tmp_path):
+    for name in ("train", "Test", "docs"):
+        pictures(tmp_path / name, "a", "b", count=6 if name == "Test" else 20)
+    data = opened(tmp_path)
+    assert len(data.test) == 12 and "images in docs are not read" in data.warnings[0]
+    pictures(tmp_path / "camera" / "@eaDir", "a")  # copies that a file server makes
+    for name, count in (("Train", 20), ("Test", 6)):
+        pictures(tmp_path / "camera" / name, "a", "b", count=count)
+    data = opened(tmp_path / "camera")
+    assert data.classes == ["a", "b"] and len(data.test) == 12 and not data.warnings
+
+
 def test_classes_that_are_named_like_splits(tmp_path):
     data = opened(pictures(tmp_path / "vehicles", "bus", "train"))
     assert data.classes == ["bus", "train"] and "train is taken as a class, like bus" in data.warnings[0]

@@ -62,10 +62,10 @@ def test_tables_to_predict_that_do_not_fit_are_told_with_what_to_do(tmp_path, na
         read_inputs(tmp_path / name, PREPROCESSING)
 
 
-@pytest.mark.parametrize("row", ["0.1,0.2,0,", "name,0.1,0.2,0"])
+@pytest.mark.parametrize("row", ["0.1,0.2,0,", "name,0.1,0.2,0", "{row},0.2,0,", "{row},0.1,0.2,0", "0.1,0.2,0,,"])
 def test_rows_with_more_fields_than_the_header_are_refused(tmp_path, row):
-    """pandas would take the first for names of rows, and shift all columns."""
-    (tmp_path / "t.csv").write_text("a,b,y\n" + f"{row}\n" * 30)
+    """pandas would take the first for names of rows, and shift all columns; names that count look like those of any table."""
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(row.format(row=number) + "\n" for number in range(30)))
     with pytest.raises(DataError, match=r"t\.csv: rows have more fields than the header has columns \(a, b, y\)"):
         open_frame(tmp_path / "t.csv", "csv")
     (tmp_path / "t.csv").write_text("a,b,y\n" + "0.1,0.2,0\n" * 30)
