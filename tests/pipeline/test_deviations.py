@@ -17,7 +17,11 @@ from svdcompress.sources import Data, InMemory
 
 @pytest.fixture
 def made(tmp_path):
-    """made(size): a file of a network that knows means up to a size and their noise of 3% of it, and its data."""
+    """made(size): a file of a network that knows means up to a size and their noise, 1% to 7% of it, and its data.
+
+    Three hidden units do all: two hold the mean, up to the size, the third holds an input from 0 to 1, of which the log
+    variance is made.
+    """
 
     def make(size):
         model = nn.Sequential(nn.Linear(3, 512), nn.ReLU(), nn.Linear(512, 2)).eval()
@@ -25,11 +29,14 @@ def made(tmp_path):
             for parameter in model.parameters():
                 parameter.zero_()
             for sign in (0, 1):
-                model[0].weight[sign, 0] = model[2].weight[0, sign] = 1 - 2 * sign
-            model[2].weight[0] *= size
-            model[2].bias[1] = 2 * math.log(0.03 * size)
+                model[0].weight[sign, 0] = size * (1 - 2 * sign)
+                model[2].weight[0, sign] = 1 - 2 * sign
+            model[0].weight[2, 1] = 1
+            model[2].weight[1, 2] = 4
+            model[2].bias[1] = 2 * math.log(0.01 * size)
         x = torch.rand(400, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        y = size * (x[:, 0] + 0.03 * torch.randn(400, generator=torch.Generator().manual_seed(1)))
+        noise = 0.01 * (2 * x[:, 1].relu()).exp()
+        y = size * (x[:, 0] + noise * torch.randn(400, generator=torch.Generator().manual_seed(1)))
         path = export_onnx(model, tmp_path / "model.onnx", x[:2]).path
         examples = InMemory(x, y)
         return path, Data(train=examples, validation=examples, test=examples, task="gaussian", outputs=1)
@@ -38,7 +45,7 @@ def made(tmp_path):
 
 
 def test_integers_that_lose_the_deviations_are_refused(made, tmp_path):
-    """One scale holds for both outputs of the last layer: steps of 8 for means up to 1000, and for a log variance of 6.8."""
+    """One scale holds for all hidden units: steps of 4 or more for means up to 1000, and for the input of the log variance."""
     path, data = made(1000.0)
     work = Integers(path, data, Baked(), max_drop=50.0, dense=30.0)
     with pytest.raises(ExportError, match=r"with integers the NLL .* \(4\.\d+ without\): deviations are off"):

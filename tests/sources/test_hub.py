@@ -181,7 +181,7 @@ def test_other_data_for_validation_have_the_columns_of_train(tmp_path):
 
 
 def test_columns_beside_text_or_images_may_be_absent_elsewhere(tmp_path, photos):
-    made = datasets.load_from_disk(str(photos / "set"))
+    made = datasets.load_from_disk(str(photos[0] / "set"))
     both = datasets.DatasetDict({"train": made.add_column("id", list(range(12))), "test": made})
     both.save_to_disk(str(tmp_path / "set"))
     assert len(opened(tmp_path / "set").test) == 12
