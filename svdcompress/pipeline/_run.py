@@ -29,7 +29,7 @@ from svdcompress.pipeline._search_start import check_epochs
 from svdcompress.pipeline._stages import run_stages
 from svdcompress.pipeline._threads import Threads, first_training, same_threads
 from svdcompress.recipe import Recipe
-from svdcompress.train import Bars, NotFinite, Place, broadcast, find_place, wait
+from svdcompress.train import Bars, NotFinite, Place, broadcast, find_place, on_first
 
 
 def run(
@@ -66,17 +66,18 @@ def run(
     tell = partial(console.print, soft_wrap=not console.is_terminal)  # no wrapping of lines in files
     say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
     with ExitStack() as stack:
-        if resume and place.first and (folder / "recipe.yaml").is_file():
-            stack.enter_context(locked(folder))  # before anything is changed
-        stale = outdated(stored_recipe(folder), recipe, folder) if resume and (folder / "recipe.yaml").is_file() else []
-        wait()  # until all processes have looked at the files
-        for file in stale if place.first else []:
-            file.unlink(missing_ok=True)
-        if place.first and (moved := prepare(folder, resume=resume, overwrite=overwrite)):
-            say(moved)
-        if place.first and not resume:
-            stack.enter_context(locked(folder))
-        wait()
+
+        def begin() -> None:
+            if resume and (folder / "recipe.yaml").is_file():
+                stack.enter_context(locked(folder))  # before anything is changed
+                for file in outdated(stored_recipe(folder), recipe, folder):
+                    file.unlink(missing_ok=True)
+            if moved := prepare(folder, resume=resume, overwrite=overwrite):
+                say(moved)
+            if not resume:
+                stack.enter_context(locked(folder))
+
+        on_first(place, begin)
         with same_threads(folder, place.first, say, choose_threads) as threads:
             return _stages(recipe, folder, place, console, say, threads, resume=resume, quiet=quiet)
 

@@ -28,7 +28,7 @@ from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import for_objective
 from svdcompress.pipeline._smaller import Small, keep, kept, prune_stage, tell_selection, threshold_stage
-from svdcompress.train import broadcast
+from svdcompress.train import on_first
 
 
 def run_stages(context: Context) -> dict[str, Any]:
@@ -66,14 +66,14 @@ def run_stages(context: Context) -> dict[str, Any]:
         context.results.pruning["columns_dropped"] = gone
         context.note(f"columns that the model no longer reads: {', '.join(gone) or 'none'} (prune.remove_inputs)")
     written: dict[str, Any] = {}
-    failed: SvdcError | None = None
-    if context.place.first:
-        try:
-            written, failed = _last_stages(context, opened, Finished(dense, variational, selection.masks, small))
-        except SvdcError as error:
-            failed = error
-    if failed := broadcast(failed):  # without this the others would wait for the first process until it ends
-        raise failed
+
+    def last() -> None:
+        finished, failed = _last_stages(context, opened, Finished(dense, variational, selection.masks, small))
+        written.update(finished)
+        if failed:
+            raise failed
+
+    on_first(context.place, last)
     return written
 
 

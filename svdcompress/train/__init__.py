@@ -12,6 +12,7 @@ from svdcompress.train._device import (
     find_place,
     leave,
     make_accelerator,
+    on_first,
     resolved_precision,
     wait,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "metrics_of",
     "mix",
     "norms",
+    "on_first",
     "out_of_memory",
     "rate_of_log_sigma2",
     "reach",

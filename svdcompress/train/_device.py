@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from svdcompress.errors import TrainingError, UsageError
+from svdcompress.errors import SvdcError, TrainingError, UsageError
 from svdcompress.layers import fast_bfloat16
 
 Value = TypeVar("Value")
@@ -174,6 +174,21 @@ def broadcast(value: Value) -> Value:
     from accelerate.utils import broadcast_object_list
 
     return broadcast_object_list([value])[0]
+
+
+def on_first(place: Place, work: Callable[[], None]) -> None:
+    """Do something in the first process alone, while the others wait; its SvdcError is raised in all.
+
+    Without that the others would wait until the first one ends, which a script that catches the error doesn't.
+    """
+    failed: SvdcError | None = None
+    if place.first:
+        try:
+            work()
+        except SvdcError as error:
+            failed = error
+    if failed := broadcast(failed):
+        raise failed
 
 
 def _end_group() -> None:

@@ -71,26 +71,55 @@ print(found.results["processes"], found.folder.name, float(found.model(x).sum())
 """
 
 
+CAUGHT = """
+import torch
+import svdcompress as svdc
+
+class Bessel(torch.nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x.detach()) + x
+
+
+x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), Bessel(), torch.nn.Linear(8, 2))
+settings = {"train.epochs": 1, "recover.epochs": 0, "report.latency": False, "uncertainty.samples": 0, "report.html": False}
+settings |= {"train.batch_size": 20}
+for out in ("taken", "late"):
+    try:
+        svdc.sparsify(model, (x, (x[:, 0] > 0).long()), out=out, settings=settings, quiet=True)
+    except svdc.errors.SvdcError as error:
+        print(out, type(error).__name__, flush=True)
+"""
+
+
+def run_twice(script, folder):
+    """The lines that two processes of a script print, as `torchrun` alone starts them."""
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]
+    env = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="processes take a device each")
 def test_processes_join_without_being_told_that_there_are_only_cpus(tmp_path):
-    """As `torchrun` alone starts them: in Python, without a folder, each process has the whole result."""
-    (tmp_path / "whole.py").write_text(WHOLE)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        str(tmp_path / "whole.py"),
-    ]
-    env = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    """In Python, without a folder, each process has the whole result."""
+    lines = run_twice(WHOLE, tmp_path)
     assert len(lines) == 2 and lines[0] == lines[1] and lines[0].startswith("2 run ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="processes take a device each")
+def test_an_error_of_the_first_process_is_raised_in_all(tmp_path):
+    """At the start (the folder is taken) and at the end (ONNX cannot hold the model). A script that catches it goes on, and so
+    must all its processes."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    lines = run_twice(CAUGHT, tmp_path)
+    assert sorted(lines) == ["late ExportError"] * 2 + ["taken OutputError"] * 2
 
 
 def test_processes_that_did_not_join_are_refused(monkeypatch):
