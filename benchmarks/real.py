@@ -75,6 +75,7 @@ CASES = {
     "resnet20-macs4x": Case("resnet20", "resnet20-*.th", "macs=4x", "torch-pruning, same run"),
     "resnet20-drop2": Case("resnet20", "resnet20-*.th", "max-drop=2", "torch-pruning, same run, as many MACs"),
     "resnet56-macs4x": Case("resnet56", "resnet56-*.th", "macs=4x", "PPSM: 93.22% at 4.1x from 93.44%"),
+    "resnet56-drop2": Case("resnet56", "resnet56-*.th", "max-drop=2", "torch-pruning, same run, as many MACs"),
     "vgg16-macs5x": Case("vgg16", None, "macs=5x", "3.0x MACs at no loss"),
     "vgg16-parameters25x": Case("vgg16", None, "parameters=25x", "18x parameters at no loss"),
     "vgg16-nonzero80x": Case("vgg16", None, "nonzero=80x", "Sparse VD: 65x non-zeros"),

@@ -100,3 +100,6 @@ def test_steps_are_chosen_by_how_their_names_begin(gpu):
         assert command[at : at + 2] == (["18", "30"] if goal == "nonzero80x" else ["0", "40"])
         assert ("train.lr_log_sigma2=auto" in command) is (goal == "nonzero80x")
         assert "dense.epochs=40" in command and command[-3:] == ["--only", f"vgg16-{goal}", "--peer"]
+    for step in gpu.steps(options):  # torch-pruning collapses on VGG-16 unless each layer loses the same share
+        if "peers" in step.name:
+            assert {"torch-pruning, Taylor, evenly", "torch-pruning, Taylor"} <= {command[-1] for command in step.commands}
