@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from svdcompress.batch import first_tensor, map_tensors
 from svdcompress.errors import PruneError
 from svdcompress.layers import variational_layers
+from svdcompress.prune._aside import tell_aside
 from svdcompress.prune._choice import Analysis, Choice
 from svdcompress.prune._compare import ROUGH
 from svdcompress.prune._copies import full_copy, is_low, own_memory, sharing_copy, widened
@@ -86,6 +87,9 @@ class Attempt:
             self.report.max_error = check.worst
         reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
         self.report.groups = tell_groups(analysis, choice, reasons, self._unrounded(analysis, roots))
+        if choice.removed.any():
+            trial, own = widened(small) if self.low else sharing_copy(small), self._feed(analysis)(self.inputs)
+            self.report.notes += tell_aside(self.plain, trial, self.inputs, own, self.training is not None)
         return small
 
     def _unrounded(self, analysis: Analysis, roots: list[np.ndarray]) -> Choice | None:

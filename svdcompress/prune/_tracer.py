@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from svdcompress.batch import call, first_tensor, map_tensors
+from svdcompress.errors import PruneError
 from svdcompress.layers import kept_channels
 from svdcompress.prune._operations import plain_attention
 from svdcompress.prune._operators import follow
 from svdcompress.prune._paddings import hold_others, note_returned
 from svdcompress.prune._shadow import Shadow, flat, small, varying
-from svdcompress.prune._tensors import tensors_in
+from svdcompress.prune._tensors import tensors_in, unseen
 from svdcompress.prune._trace import Trace, View
 
 OPAQUE: dict[type[nn.Module], str] = {
@@ -71,7 +72,9 @@ class Tracer(TorchDispatchMode):
         with plain_attention(), self._hooks(), torch.no_grad():
             with self:
                 output = call(self.trace.model, inputs)
-            for tensor in tensors_in(output):
+            if reason := unseen(output):
+                raise PruneError(reason)
+            for tensor in tensors_in(output, functions=True):
                 self.trace.pin(tensor, "output of the model")
             hold_others(self.trace)
         return output

@@ -14,7 +14,7 @@ from svdcompress.batch import call, first_tensor, in_eval, map_tensors
 from svdcompress.convert import as_it_was
 from svdcompress.prune._compare import EXACT, MISTAKE, TOLERANCE, difference
 from svdcompress.prune._copies import dense_copy
-from svdcompress.prune._tensors import tensors_in
+from svdcompress.prune._tensors import returned_in
 
 MORE = 32
 """Most positions that are added to make inputs larger; a dimension is at most doubled."""
@@ -179,4 +179,4 @@ class EquivalenceCheck:
 def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
     with torch.random.fork_rng():  # a model that draws in eval() draws the same each time
         torch.manual_seed(0)
-        return [tensor.detach().clone() for tensor in tensors_in(call(model, inputs))]
+        return [tensor.detach().clone() for tensor in returned_in(call(model, inputs))]

@@ -1,0 +1,68 @@
+"""Finds what a forward pass leaves in its modules beside its output, such as an auxiliary head's answers for a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import call
+from svdcompress.convert import as_it_was
+from svdcompress.prune._tensors import tensors_in
+
+SHOWN = 3
+"""Most attributes that a note names."""
+
+Aside = Mapping[str, list[tuple[int, ...]]]
+"""Shapes of the tensors that a pass leaves in an attribute, by the attribute's name."""
+
+
+def tell_aside(masked: nn.Module, small: nn.Module, inputs: Any, own: Any, train: bool) -> list[str]:
+    """A note if a pass through the pruned model leaves smaller tensors in attributes than one through the masked model.
+
+    inputs, own: for the masked model and for the pruned one. train: whether to look in `train()`, too.
+    """
+    if not _attributes(masked):  # it has run before
+        return []
+    smaller: dict[str, str] = {}
+    for mode in (False, True)[: 1 + train]:
+        try:
+            before = _left(masked, inputs, mode)
+            after = _left(small, own, mode) if before else {}
+        except Exception:  # what was not verified may not run
+            continue
+        for name, shapes in before.items():
+            for old, new in zip(shapes, after.get(name, ()), strict=False):
+                if old != new:
+                    smaller.setdefault(name, f"{name} (of shape {old}, now {new})")
+    if not smaller:
+        return []
+    more = f" and {len(smaller) - SHOWN} more" if len(smaller) > SHOWN else ""
+    return [
+        f"the model keeps tensors beside its output, which were pruned: {', '.join(list(smaller.values())[:SHOWN])}{more}. If "
+        "your code reads them, such as a loss, return them from forward(), or protect the layer that makes them (prune.protect)"
+    ]
+
+
+def _left(model: nn.Module, inputs: Any, train: bool) -> Aside:
+    """The shapes of all tensors that a pass puts into attributes."""
+    earlier = [tensor for _, held in _attributes(model) for tensor in held]  # alive, so that their addresses stay taken
+    known = set(map(id, earlier))
+    with as_it_was(model, train), torch.no_grad():
+        call(model, inputs)
+    new = {name: [tuple(tensor.shape) for tensor in held if id(tensor) not in known] for name, held in _attributes(model)}
+    return {name: shapes for name, shapes in new.items() if shapes}
+
+
+def _attributes(model: nn.Module) -> list[tuple[str, list[Tensor]]]:
+    """Attributes that hold tensors, by their names; without weights, and what hooks derive from these for each pass."""
+    found = [
+        (f"{name}.{key}" if name else key, [tensor for tensor in tensors_in(value) if not isinstance(tensor, nn.Parameter)])
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if key not in ("_parameters", "_buffers", "_modules", "pruning")
+        and not {f"{key}_orig", f"{key}_g"} & module._parameters.keys()  # spectral_norm and weight_norm
+    ]
+    return [(name, held) for name, held in found if held]
