@@ -71,7 +71,8 @@ class ConformalIntervals:
         return self.width if isinstance(self.width, tuple) else (self.width,)
 
     def intervals(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends, of the shape of the mean, (N,) or (N, targets)."""
+        """Lower and upper ends, of the shape of the mean, (N,) or (N, targets). Raises UsageError if the shapes don't fit."""
+        deviation = _like(mean, deviation, "deviation")
         width = self.width if isinstance(self.width, float) else torch.tensor(self.width, dtype=mean.dtype, device=mean.device)
         return mean - width * deviation, mean + width * deviation
 
@@ -99,7 +100,7 @@ def _rank(count: int, coverage: float) -> int:
 
 def quantile(values: Tensor, coverage: float) -> float:
     """The finite-sample quantile: the ceil((n + 1) coverage)-th smallest of n scores (Vovk et al. 2005; Angelopoulos & Bates
-    2023, arXiv 2107.07511, sec. 1.1). Raises DataError if there are too few."""
+    2023, arXiv 2107.07511, sec. 1.1). Raises DataError if there are too few, or too many of them are NaN."""
     count = values.numel()
     rank = _rank(count, coverage)
     if rank > count:
@@ -107,7 +108,11 @@ def quantile(values: Tensor, coverage: float) -> float:
             f"coverage: {coverage:g} cannot be promised from {count} validation examples; it takes {least_examples(coverage)} "
             "(data.validation makes the split larger), or a smaller coverage"
         )
-    return float(values.flatten().double().kthvalue(rank).values)
+    found = float(values.flatten().double().kthvalue(rank).values)  # NaN counts as larger than all other scores
+    if math.isnan(found):
+        missing = int(values.isnan().sum())
+        raise DataError(f"coverage: {coverage:g} cannot be promised: {missing} of {count} validation scores are NaN")
+    return found
 
 
 def scores(probabilities: Tensor, penalty: float = 0.0, free: int = 1) -> Tensor:
@@ -138,6 +143,7 @@ def conformal_sets(
     """
     coverage = check_coverage(coverage)
     truths = scores(probabilities.double(), penalty, free).gather(1, labels.long().view(-1, 1)).squeeze(1)
+    truths = truths.masked_fill(probabilities.isnan().any(1), math.nan)
     return sets_from(truths, labels, probabilities.shape[1], coverage, penalty=penalty, free=free)
 
 
@@ -165,12 +171,23 @@ def _named(classes: tuple[int, ...]) -> str:
 def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, coverage: float) -> ConformalIntervals:
     """Intervals around a regression's mean, in proportion to its own predictive standard deviation (Lei et al. 2018, sec. 5.2;
     Papadopoulos et al. 2008), from validation data; all arguments (N,), or (N, targets) for a width of each target. Raises as
-    `conformal_sets` does; warns if (N, targets) has too few rows for that, and gives one width for all.
+    `conformal_sets` does, and for shapes that don't fit; warns if (N, targets) has too few rows for a width of each target,
+    and gives one width for all.
     """
     coverage = check_coverage(coverage)
-    distance = (targets.double().view_as(mean) - mean.double()).abs()
-    ratio = distance / deviation.double().clamp_min(torch.finfo(torch.float64).tiny)
+    distance = (_like(mean, targets, "targets").double() - mean.double()).abs()
+    ratio = distance / _like(mean, deviation, "deviation").double().clamp_min(torch.finfo(torch.float64).tiny)
     return intervals_from(ratio, coverage)
+
+
+def _like(mean: Tensor, values: Tensor, name: str) -> Tensor:
+    """The values in the shape of the mean: (N, 1) is (N,), not (N, N). Raises UsageError if they don't fit it."""
+    if values.numel() == mean.numel():
+        return values.reshape(mean.shape)
+    try:
+        return values.expand_as(mean)
+    except RuntimeError as error:
+        raise UsageError(f"{name}: of shape {tuple(values.shape)}; the mean is of shape {tuple(mean.shape)}") from error
 
 
 def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:

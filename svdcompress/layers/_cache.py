@@ -13,7 +13,7 @@ class Cache:
     """A value derived from tensors, valid as long as their storage and version, and the value of a key, stay the same.
 
     Only for use without gradients. A change that bypasses torch's version counters (in place, through `.data`) goes
-    unnoticed: so each `sampling` and each call of `mc_predict` starts with empty caches.
+    unnoticed: so each `sampling` and each call of `mc_predict` starts with empty caches, and an optimizer's step empties them.
     """
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svdcompress.batch import unwrapped
@@ -157,6 +158,16 @@ def _watched(modules: set[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def _refreshed(sampler: Sampler) -> Iterator[None]:
+    """Drop what was derived from the parameters at each step of an optimizer: fused ones bypass torch's version counters."""
+    handle = register_optimizer_step_post_hook(lambda *given: sampler.caches.clear())
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
 def sampling(
     model: nn.Module, *, generator: torch.Generator | None = None, members: bool = False, local: bool = False
 ) -> Iterator[Sampler]:
@@ -173,6 +184,9 @@ def sampling(
     Contexts nest; the inner one counts. A context applies to the thread or asyncio task that enters it: others see the model
     without noise.
 
+    Without gradients, what is derived from the weights is computed once, until they change. A change through `.data` goes
+    unnoticed in a context: write to parameters in place under `torch.no_grad()`, as optimizers do, or begin a new context.
+
     generator: source of the noise, on the model's device (None: torch's default generator). It excludes
         torch.utils.checkpoint, which runs parts of the model again in the backward pass and restores only torch's default
         generators: gradients would belong to other noise, so a draw in a backward pass raises UsageError.
@@ -186,13 +200,13 @@ def sampling(
     layers = stochastic_layers(model)
     if members or local or not layers:
         sampler = Sampler(generator, members, layers=layers)
-        with drawing(layers, sampler):
+        with drawing(layers, sampler), _refreshed(sampler):
             yield sampler
         return
     modules = set(_containers(model, set()))
     passes = Passes(generator, layers, modules)
     before = _PASSES.get()
-    with _watched(modules), drawing(layers, passes):
+    with _watched(modules), drawing(layers, passes), _refreshed(passes):
         _PASSES.set((*before, passes))
         try:
             yield passes

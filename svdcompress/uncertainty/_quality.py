@@ -114,8 +114,11 @@ def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps:
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """How well a score separates inputs outside the training distribution (positive) from those inside, in [0, 1].
 
-    inside, outside: (N,) and (M,) scores of uncertainty. Ties count half.
+    inside, outside: (N,) and (M,) scores of uncertainty. Ties count half. Raises DataError for NaN, which has no rank.
     """
+    for name, values in (("inside", inside), ("outside", outside)):
+        if missing := int(values.isnan().sum()):
+            raise DataError(f"{name}: {missing} of {values.numel()} scores are NaN")
     from torchmetrics.functional.classification import binary_auroc
 
     # Ranks in place of the scores: torchmetrics applies a sigmoid to scores outside [0, 1], which makes ties.

@@ -92,3 +92,11 @@ def test_where_nothing_is_answered_nothing_is_right(threshold, answered):
 def test_impossible_accuracies(accuracy):
     with pytest.raises(UsageError, match="accuracy"):
         answer_above(torch.rand(10), torch.ones(10).bool(), accuracy)
+
+
+def test_a_confidence_of_nan_is_refused():
+    """Sorted, NaN would be above all confidences; compared with a threshold, below."""
+    confidence, right = torch.rand(200), torch.ones(200, dtype=torch.bool)
+    confidence[:60] = torch.nan
+    with pytest.raises(DataError, match="confidence: 60 of 200 values are NaN"):
+        answer_above(confidence, right, 0.9)

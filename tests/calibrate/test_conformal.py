@@ -104,3 +104,33 @@ def test_stored_and_read_again():
     p, y = random_probabilities(200)
     for found in (conformal_sets(p, y, 0.9), conformal_intervals(p[:, 0], p[:, 1], y, 0.9)):
         assert from_dict(found.to_dict()) == found
+
+
+@pytest.mark.parametrize("shape", [(60,), (60, 1)])
+def test_columns_are_not_spread_over_rows(shape):
+    torch.manual_seed(0)
+    mean, deviation, targets = torch.randn(60), torch.rand(60) + 0.1, torch.randn(60)
+    ratios = sorted(abs(t - m) / d for t, m, d in zip(targets.tolist(), mean.tolist(), deviation.tolist(), strict=True))
+    for other in [(60,), (60, 1)]:
+        found = conformal_intervals(mean.view(shape), deviation.view(other), targets.view(other), 0.9)
+        assert found.width == pytest.approx(ratios[math.ceil(61 * 0.9) - 1])
+        low, high = found.intervals(mean.view(shape), deviation.view(other))
+        assert low.shape == high.shape == torch.Size(shape)
+        torch.testing.assert_close((high - low).flatten() / 2, found.width * deviation)
+    low, _ = found.intervals(mean.view(shape), torch.tensor(2.0))  # one deviation for all
+    torch.testing.assert_close(low, mean.view(shape) - 2 * found.width)
+    with pytest.raises(UsageError, match=r"deviation: of shape \(7,\); the mean is of shape \(60"):
+        found.intervals(mean.view(shape), deviation[:7])
+    with pytest.raises(UsageError, match="targets: of shape"):
+        conformal_intervals(mean.view(shape), deviation.view(shape), targets[:59], 0.9)
+
+
+def test_nan_promises_nothing():
+    p, y = random_probabilities(100)
+    few, many = p.clone(), p.clone()
+    few[:2], many[:30] = math.nan, math.nan
+    assert conformal_sets(few, y, 0.9).limit >= conformal_sets(p, y, 0.9).limit  # as if these were never covered
+    with pytest.raises(DataError, match=r"0\.9 cannot be promised: 30 of 100 validation scores are NaN"):
+        conformal_sets(many, y, 0.9)
+    with pytest.raises(DataError, match="are NaN"):
+        conformal_intervals(many[:, 0], p[:, 1], p[:, 2], 0.9)

@@ -141,3 +141,8 @@ def test_tau_is_the_precision_of_the_noise():
     assert fit_tau(mean, epistemic * 0, mean + 0.5 * noise) == pytest.approx(4, rel=0.05)
     assert 1 / fit_tau(mean, 0 * mean, mean + noise) == pytest.approx(float(noise.square().mean()), rel=1e-5)
     assert fit_tau(mean, epistemic, mean + (epistemic + 0.25).sqrt() * noise) == pytest.approx(4, rel=0.1)
+
+
+def test_scores_of_nan_have_no_rank():
+    with pytest.raises(DataError, match="outside: 1 of 3 scores are NaN"):
+        auroc(torch.rand(4), torch.tensor([0.1, torch.nan, 0.3]))
