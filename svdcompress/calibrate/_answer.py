@@ -78,8 +78,8 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
     labels and share the probability of an error. The largest share of answers that passed is taken. The promise is about inputs
     like the validation data; it does not hold under shift.
 
-    Raises UsageError for an accuracy or a `sure` that is not between 0 and 1, DataError for NaN, or if no threshold reaches the
-    accuracy: it says which accuracy is possible, or how many examples are needed.
+    Raises UsageError for an accuracy or a `sure` that is not between 0 and 1, DataError for NaN, or if no threshold reaches
+    the accuracy: it says which accuracy is possible, or how many examples are needed.
     """
     for name, value in (("accuracy", accuracy), ("sure", sure)):
         if not 0 < value < 1:
