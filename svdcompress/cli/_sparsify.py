@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -196,7 +197,7 @@ def next_steps(made: Recipe, folder: Path) -> str:
     run = run_argument(folder, made)
     steps = [f"svdc evaluate {run}  (uncertainty, compared)", f"svdc predict {run} --input FILE"]
     if made.report.html:
-        steps.insert(0, f"open {folder / 'report.html'}")
+        steps.insert(0, f"open {shlex.quote(str(folder / 'report.html'))}")
     return "\nnext: " + "\n      ".join(steps)
 
 

@@ -13,18 +13,21 @@ from svdcompress.export import Axes, Exported, export_onnx
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._select import Select, faster
 
+OF_FILES = ("bytes", "latency")
+"""Ratios of one file that no file's metadata has: they would be those of `model.onnx`, whatever the file."""
+
 
 def file_metadata(
     results: Mapping[str, Any], preprocessing: Mapping[str, Any], classes: list[str] | None, task: str, draws: bool = False
 ) -> dict[str, Any]:
-    """Metadata of a run's ONNX files. results: the content of `report.json`, of which `compression` and `metrics` are used.
+    """Metadata of a run's ONNX files. results: the content of `report.json`, of which the figures of the models are used.
 
     draws: for the Monte-Carlo file, which gets no `metrics`: those are the mean's.
     """
     found: dict[str, Any] = {"preprocessing": dict(preprocessing), "classes": classes, "task": task}
     if "dense" in results and "sparse" in results:
-        known = results.get("compression") or cost.compression(results["dense"], results["sparse"])
-        known = {key: value for key, value in known.items() if value != {}}  # a run exports before it measures latencies
+        known = cost.compression(results["dense"], results["sparse"])
+        known = {key: value for key, value in known.items() if key not in OF_FILES}
         found |= {"compression": _rounded(known)} | ({} if draws else {"metrics": _rounded(results["sparse"].get("metrics"))})
     return found
 

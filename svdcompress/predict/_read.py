@@ -16,9 +16,9 @@ from svdcompress.recipe import Recipe
 from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, look_at, made_by, open_frame
 from svdcompress.sources.given import shown
 
-KEYS = ("x", "input", "inputs", "arr_0")
-"""Names under which an npz file of several arrays may hold the input of a run with one input; the first found is used.
-Without one, all arrays are inputs, by name."""
+KEYS = ("x", "input", "inputs", "images", "X", "data", "arr_0")
+"""Names under which an npz file of several arrays may hold the input of a run with one input; the first found is used. If the
+run has several inputs, all arrays are inputs, by name."""
 
 TARGETS = ("y", "target", "targets", "label", "labels")
 """Names of arrays that are targets, not inputs: they may be in a file without a warning."""
@@ -31,7 +31,8 @@ def read_inputs(
 
     path: .npy or .npz (batch first), .csv or .parquet (with the columns used in training), an image, or a folder of images
         (all below it, in the order of their names). If an .npz has several arrays, a run with one input whose shape is known
-        uses the one called x, input, inputs or arr_0, and warns of others that are not targets; otherwise all are inputs.
+        uses the one called x, input, inputs, images, X, data or arr_0, and warns of others that are not targets; otherwise all
+        are inputs.
     preprocessing: of the run: image size, columns, categories.
     shape: of one input to the model, if known: images are resized and converted to gray or color to match it.
 
@@ -87,9 +88,17 @@ def _arrays(path: Path, single: bool) -> Any:
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     taken = next((key for key in KEYS if key in arrays), None)
-    if not single or taken is None:
+    if not single:
         return arrays
-    left = [name for name in arrays if name != taken and name.lower() not in TARGETS]
+    others = [name for name in arrays if name.lower() not in TARGETS]
+    if taken is None and len(others) == 1:
+        taken = others[0]
+    if taken is None:
+        raise DataError(
+            f"{path}: which of its arrays ({', '.join(arrays)}) is the input? Name it {', '.join(KEYS[:-1])}, or give a .npy "
+            "file of it alone"
+        )
+    left = [name for name in others if name != taken]
     if left:
         warnings.warn(f"{path}: only {taken!r} is used, without {', '.join(left)}: the run has one input", stacklevel=3)
     return arrays[taken]

@@ -40,9 +40,13 @@ def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """For each tile the value, what it is, and in small print what to compare it with."""
     ratios = results.get("compression") or {}
     tiles = _quality_tiles(results)
-    for key, label in (("nonzero", "fewer non-zeros"), ("bytes", "smaller ONNX file"), ("macs", "fewer MACs")):
-        if ratios.get(key):
-            tiles.append((times(ratios[key]), label, ""))
+    for key, label, more in (
+        ("nonzero", "fewer non-zeros", "more non-zeros"),
+        ("bytes", "smaller ONNX file", "larger ONNX file"),
+        ("macs", "fewer MACs", "more MACs"),
+    ):
+        if ratio := ratios.get(key):
+            tiles.append((times(max(ratio, 1 / ratio)), label if ratio >= 1 else more, ""))
     latency = ratios.get("latency")
     for batch, ratio in latency.items() if isinstance(latency, Mapping) else ():
         tiles.append((times(ratio), f"the speed at batch {batch.removeprefix('batch_')}", ""))
@@ -60,7 +64,9 @@ def _quality_tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     value = figures.get(name or "")
     if html.is_number(value):
         dense = figures.get("dense")
-        beside = f"dense: {dense:.4f}" if html.is_number(dense) else ""
+        own = ((results.get("calibrate") or {}).get("samples") or {}).get("taken")
+        without = ", without a temperature" if own and "temperature" in results["calibrate"].get("likelihood", {}) else ""
+        beside = f"dense{without}: {dense:.4f}" if html.is_number(dense) else ""
         tiles.append((f"{value:.4f}", f"ECE ({str(name).removeprefix('sparse, ')})", beside))
     return tiles
 

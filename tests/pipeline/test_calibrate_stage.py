@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -223,6 +224,15 @@ def test_a_regression_has_noise_of_its_own_and_intervals(tmp_path, monkeypatch):
     own = likelihood_of(open_run(tmp_path / "run").model)
     assert own.tau == results["calibrate"]["samples"]["value"] and own.mean_tau == results["calibrate"]["mean"]["value"]
     assert results["verified"]["failed"] == 0
+    (note,) = (line for line in results["calibrate"]["notes"] if "of the standardized target" in line)
+    factor, shift = (float(part) for part in re.findall(r"by (\S+) and add (\S+) to NLLs", note)[0])
+    units = open_run(tmp_path / "run")
+    held = units.data.validation
+    square = float(((units.model(held.inputs).detach() - held.targets.view(-1, 1)).numpy() * y.std()).var())
+    assert own.mean_tau * factor == pytest.approx(1 / square, rel=0.15)
+    by_hand = 0.5 * math.log(2 * math.pi * math.e * square)
+    assert results["calibrate"]["mean"]["after"] + shift == pytest.approx(by_hand, abs=0.08)
+    assert "of the standardized target" in (tmp_path / "run" / "report.html").read_text()
     raw = open_run(tmp_path / "run").data
     inside = raw.test.targets.flatten().numpy() * raw.target_scale[1] + raw.target_scale[0]
     columns = raw.preprocessing["transform"][0]["normalize"]

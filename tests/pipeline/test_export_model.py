@@ -34,4 +34,9 @@ def test_metadata_has_the_compression_where_the_figures_are_known():
     results = {"dense": {"parameters": 10}, "sparse": {"parameters": 5, "metrics": {"error": 1.0}}}
     found = file_metadata(results, {"input_shape": [3]}, ["a", "b"], "classification")
     assert found["compression"] == {"parameters": 2.0} and found["metrics"] == {"error": 1.0}
+    figures = {"bytes": 9, "latency_ms": {"batch_1": 2.0}}  # of one file: not of any other that has this metadata
+    results = {name: {**one, **figures} for name, one in results.items()} | {
+        "compression": {"bytes": 1.0, "latency": {"batch_1": 1.0}}
+    }
+    assert file_metadata(results, {}, None, "classification")["compression"] == {"parameters": 2.0}
     assert file_metadata({}, {}, None, "regression") == {"preprocessing": {}, "classes": None, "task": "regression"}

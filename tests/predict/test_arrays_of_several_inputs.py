@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import svdcompress as svdc
+from svdcompress.errors import DataError
 from svdcompress.predict import predict_run, read_inputs
 from svdcompress.recipe import CalibrateSection
 
@@ -25,7 +26,7 @@ class Masked(nn.Module):
         return self.a(x if mask is None else x * mask)
 
 
-@pytest.mark.parametrize("name", ["x", "input", "inputs", "arr_0"])
+@pytest.mark.parametrize("name", ["x", "input", "inputs", "images", "X", "data", "arr_0"])
 def test_a_run_of_several_inputs_gets_all_of_them(tmp_path, name):
     np.savez(tmp_path / "two.npz", **{name: X, "mask": MASK, "y": np.zeros(3)})
     found, rows = read_inputs(tmp_path / "two.npz", {"transform": []})
@@ -58,3 +59,17 @@ def test_a_run_of_one_input_names_what_it_leaves_out_but_for_targets(tmp_path):
         warnings.simplefilter("error")
         found, _ = read_inputs(tmp_path / "one.npz", {"input_shape": [4]})
     assert np.array_equal(found.numpy(), X)
+
+
+@pytest.mark.parametrize("name", ["x", "inputs", "images", "X", "data", "spectra"])
+def test_files_that_training_reads_are_read(tmp_path, name):
+    """And an input of any name that is alone beside its targets."""
+    np.savez(tmp_path / "one.npz", **{name: X, "y": np.zeros(3)})
+    found, _ = read_inputs(tmp_path / "one.npz", shape=(4,))
+    assert np.array_equal(found.numpy(), X)
+
+
+def test_which_array_is_the_input_is_asked(tmp_path):
+    np.savez(tmp_path / "splits.npz", x_train=X, x_test=X[:2], y_train=np.zeros(3))
+    with pytest.raises(DataError, match=r"splits\.npz: which of its arrays \(x_train, x_test, y_train\) is the input"):
+        read_inputs(tmp_path / "splits.npz", shape=(4,))

@@ -85,6 +85,15 @@ def test_tiles_say_error_with_its_interval_and_ece(results):
     assert "<b>0.0052</b>ECE (100 samples)<small>dense: 0.0091</small>" in text
 
 
+def test_tiles_say_what_is_larger_and_whose_ece_has_a_temperature(results):
+    results["compression"]["bytes"] = 0.8
+    results["calibrate"] = {"samples": {"value": 1.4, "before": 0.5, "after": 0.4, "taken": True}}
+    results["calibrate"]["likelihood"] = {"temperature": 1.4}
+    text = _summary.summary(results, None)
+    assert "<b>1.25x</b>larger ONNX file" in text and "smaller ONNX file" not in text
+    assert "ECE (100 samples)<small>dense, without a temperature: 0.0091</small>" in text
+
+
 def test_two_counts_of_nonzeros_are_explained(results):
     assert "Two counts" not in _summary.summary(results, None)  # the sample curve has fewer there
     results["threshold_curve"] = [{"threshold": 3.0, "error": 1.8, "nll": 0.06, "nonzero": 3_600}]
