@@ -91,6 +91,19 @@ def _targets(
     return numbers(columns[0]), None
 
 
+def _separated(path: Path) -> str:
+    """What to do about a file whose header has another separator, as commas in its numbers make rows of different lengths."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        header = file.readline()
+    mark = _other_mark([header]) if "," not in header else None
+    return f"; apparently separated by {mark!r}: use commas, and points in numbers" if mark else ""
+
+
+def _other_mark(names: list[str]) -> str | None:
+    """The separator that a table's only column suggests, if it is no comma."""
+    return next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), None)
+
+
 def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
     """A CSV or Parquet file as a pandas DataFrame. Raises DataError, naming `field`, if it is missing, empty or damaged."""
     pandas = optional("pandas", "pandas", f"data: {kind}:")
@@ -106,7 +119,8 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
         raise
     except Exception as error:  # pandas and pyarrow raise many kinds of errors
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0])
-        raise DataError(f"data: {path}: not a readable {kind} file ({reason})") from error
+        more = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else _separated(path) if kind == "csv" else ""
+        raise DataError(f"data: {path}: not a readable {kind} file ({reason}){more}") from error
     if not len(frame):
         raise DataError(f"data: {path}: no rows")
     try:  # the header as a row: pandas takes a longer row's first fields for its name, and shifts all columns
@@ -160,7 +174,7 @@ def frame_inputs(frame: Any, preprocessing: dict[str, Any], place: str, said: li
 def _columns(frame: Any) -> str:
     """A table's columns for a message, with a hint if its only column suggests another separator."""
     names = [str(column) for column in frame.columns]
-    mark = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), None)
+    mark = _other_mark(names)
     return ", ".join(names[:20]) + (f", apparently separated by {mark!r}: use commas" if mark else "")
 
 

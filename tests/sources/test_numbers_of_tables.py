@@ -70,3 +70,18 @@ def test_rows_with_more_fields_than_the_header_are_refused(tmp_path, row):
         open_frame(tmp_path / "t.csv", "csv")
     (tmp_path / "t.csv").write_text("a,b,y\n" + "0.1,0.2,0\n" * 30)
     assert len(open_frame(tmp_path / "t.csv", "csv")) == 30
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_commas_in_numbers_of_files_with_another_separator_are_told(tmp_path, mark):
+    rows = [["a", "b"], ["1,5", "2"], ["1,5", "2,5"]]
+    (tmp_path / "t.csv").write_text("\n".join(map(mark.join, rows)))
+    with pytest.raises(DataError) as caught:
+        open_frame(tmp_path / "t.csv", "csv")
+    assert f"apparently separated by {mark!r}: use commas, and points in numbers" in str(caught.value)
+
+
+def test_other_encodings_are_told_what_to_do(tmp_path):
+    (tmp_path / "t.csv").write_bytes("größe,label\n1,0\n2,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"t\.csv: not a readable csv file \(.*\); save it as UTF-8"):
+        open_frame(tmp_path / "t.csv", "csv")
