@@ -182,7 +182,9 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
 
 def _like(mean: Tensor, values: Tensor, name: str) -> Tensor:
     """The values in the shape of the mean: (N, 1) is (N,), not (N, N). Raises UsageError if they don't fit it."""
-    if values.numel() == mean.numel():
+    if values.shape == mean.shape:
+        return values
+    if [size for size in values.shape if size != 1] == [size for size in mean.shape if size != 1]:
         return values.reshape(mean.shape)
     try:
         return values.expand_as(mean)

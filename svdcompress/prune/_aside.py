@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,19 @@ Aside = Mapping[str, list[tuple[int, ...]]]
 """Shapes of the tensors that a pass leaves in an attribute, by the attribute's name."""
 
 
-def tell_aside(masked: nn.Module, small: nn.Module, inputs: Any, own: Any, train: bool) -> list[str]:
+def tell_aside(masked: nn.Module, copied: Callable[[], nn.Module], inputs: Any, own: Any, train: bool) -> list[str]:
     """A note if a pass through the pruned model leaves smaller tensors in attributes than one through the masked model.
 
-    inputs, own: for the masked model and for the pruned one. train: whether to look in `train()`, too.
+    copied: makes a copy of the pruned model. inputs, own: for the masked model and for the pruned one.
+    train: whether to look in `train()`, too.
     """
     if not _attributes(masked):  # it has run before
         return []
     smaller: dict[str, str] = {}
+    try:
+        small = copied()
+    except Exception:  # what a pass has left there, such as a lock, may not be copied
+        return []
     for mode in (False, True)[: 1 + train]:
         try:
             before = _left(masked, inputs, mode)
@@ -49,7 +54,7 @@ def tell_aside(masked: nn.Module, small: nn.Module, inputs: Any, own: Any, train
 def _left(model: nn.Module, inputs: Any, train: bool) -> Aside:
     """The shapes of all tensors that a pass puts into attributes."""
     earlier = [tensor for _, held in _attributes(model) for tensor in held]  # alive, so that their addresses stay taken
-    known = set(map(id, earlier))
+    known = set(map(id, [*earlier, *tensors_in(inputs)]))
     with as_it_was(model, train), torch.no_grad():
         call(model, inputs)
     new = {name: [tuple(tensor.shape) for tensor in held if id(tensor) not in known] for name, held in _attributes(model)}

@@ -88,8 +88,8 @@ class Attempt:
         reasons = {root: why for group, why in self.failed.items() for root in roots[group].tolist()}
         self.report.groups = tell_groups(analysis, choice, reasons, self._unrounded(analysis, roots))
         if choice.removed.any():
-            trial, own = widened(small) if self.low else sharing_copy(small), self._feed(analysis)(self.inputs)
-            self.report.notes += tell_aside(self.plain, trial, self.inputs, own, self.training is not None)
+            copied, own = widened if self.low else sharing_copy, self._feed(analysis)(self.inputs)
+            self.report.notes += tell_aside(self.plain, lambda: copied(small), self.inputs, own, self.training is not None)
         return small
 
     def _unrounded(self, analysis: Analysis, roots: list[np.ndarray]) -> Choice | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from contextlib import suppress
 from functools import partial
-from types import FunctionType, ModuleType, NoneType
+from itertools import count
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ storage is mistaken for one that was noted."""
 
 DEEPEST = 8
 """Levels of collections and objects that are looked into."""
+
+NUMBERS = (range, bytearray, memoryview, array)
+"""Sequences that hold no objects."""
 
 
 def mark(storages: Storages, tensor: Tensor) -> None:
@@ -40,15 +44,13 @@ def tensors_in(value: Any, functions: bool = False) -> list[Tensor]:
 
 
 def returned_in(output: Any) -> list[Tensor]:
-    """What a model returns, as tensors that can be compared: `tensors_in`, NumPy arrays, lists of floats; a float if there are
-    no others, as it may be a time that was measured."""
+    """What a model returns, as tensors that can be compared: `tensors_in` and NumPy arrays; floats and lists of floats only if
+    there are no others, as they may be times that were measured."""
     found, alone = tensors_in(output, functions=True), list[Tensor]()
     for item in _leaves(output, functions=True):
         if isinstance(item, np.ndarray) and item.dtype.kind in "fiubc":
-            found.append(torch.from_numpy(item.copy()))
-        elif isinstance(item, list | tuple):
-            found.append(torch.tensor(item, dtype=torch.float64))
-        elif isinstance(item, float):
+            found.append(torch.from_numpy(item.astype(complex if item.dtype.kind == "c" else float)))
+        elif isinstance(item, list | tuple | float):
             alone.append(torch.tensor(item, dtype=torch.float64))
     return found or alone
 
@@ -56,7 +58,7 @@ def returned_in(output: Any) -> list[Tensor]:
 def unseen(output: Any) -> str | None:
     """Why it cannot be told whether what a model returns has changed, or None."""
     for item in _leaves(output, functions=True):
-        if isinstance(item, Iterator):
+        if isinstance(item, Iterator) and not isinstance(item, count):
             return f"the model returns an iterator ({type(item).__name__}), which can be read only once: return a list or tuple"
     if not returned_in(output):
         return f"no tensor is found in what the model returns ({type(output).__name__})"
@@ -65,13 +67,13 @@ def unseen(output: Any) -> str | None:
 
 def _leaves(value: Any, functions: bool) -> Iterator[Any]:
     """The items at any depth, up to a limit, that hold no others."""
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # alive, as the address of an object that is made on the way would be used again
 
     def look(item: Any, depth: int) -> Iterator[Any]:
         if isinstance(item, Tensor | str | bytes | int | float | complex | nn.Module | type | ModuleType | NoneType):
             yield item
         elif id(item) not in seen and depth <= DEEPEST:
-            seen.add(id(item))
+            seen[id(item)] = item
             parts = _parts(item, functions)
             if parts is None:
                 yield item
@@ -84,29 +86,37 @@ def _leaves(value: Any, functions: bool) -> Iterator[Any]:
 
 def _parts(item: Any, functions: bool) -> Iterable[Any] | None:
     """What an object holds; None for a list of floats, and for an object that holds nothing or is not looked into."""
-    if isinstance(item, Mapping):
-        return list(item.values())
-    if isinstance(item, list | tuple | set):
-        numbers = not isinstance(item, set) and len(item) > 0 and all(isinstance(part, float) for part in item)
-        return None if numbers else item
+    if type(item) in (list, tuple):
+        return None if item and all(isinstance(part, float) for part in item) else item
     if isinstance(item, np.ndarray):
         return item.ravel().tolist() if item.dtype == object else None
-    if isinstance(item, FunctionType):
-        return list(_cells(item)) if functions else None
-    if isinstance(item, partial):
-        return [*item.args, *item.keywords.values()] if functions else None
-    if isinstance(item, Sequence | Set | ValuesView) and not isinstance(item, range | bytearray | memoryview | array):
-        return list(item)
-    own = vars(item).values() if hasattr(item, "__dict__") else ()
-    slots = [getattr(item, name) for kind in type(item).__mro__ for name in _slots(kind) if hasattr(item, name)]
-    return [*own, *slots] or None
+    if isinstance(item, FunctionType | MethodType | partial):
+        return list(_bound(item)) if functions else None
+    found: list[Any] = []
+    with suppress(Exception):  # a collection of one's own may raise anything
+        if isinstance(item, Mapping):
+            found += item.values()
+        elif isinstance(item, Sequence | Set | ValuesView | ItemsView) and not isinstance(item, NUMBERS):
+            found += item
+    if hasattr(item, "__dict__"):
+        found += vars(item).values()
+    for name in (name for kind in type(item).__mro__ for name in _slots(kind)):
+        with suppress(Exception):  # not set, or a property of the same name
+            found.append(getattr(item, name))
+    return found or None
 
 
-def _cells(function: FunctionType) -> Iterator[Any]:
-    """What a function has taken from the place where it was defined."""
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # the variable has no value yet
-            yield cell.cell_contents
+def _bound(function: Any) -> Iterator[Any]:
+    """What a function, method or partial was made with."""
+    if isinstance(function, MethodType):
+        yield function.__self__
+    elif isinstance(function, partial):
+        yield from (function.func, *function.args, *function.keywords.values())
+    else:
+        yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # the variable has no value yet
+                yield cell.cell_contents
 
 
 def _slots(kind: type) -> list[str]:

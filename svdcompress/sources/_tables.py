@@ -93,8 +93,11 @@ def _targets(
 
 def _separated(path: Path) -> str:
     """What to do about a file whose header has another separator, as commas in its numbers make rows of different lengths."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        header = file.readline()
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            header = file.readline()
+    except OSError:  # that is what went wrong
+        return ""
     mark = _other_mark([header]) if "," not in header else None
     return f"; apparently separated by {mark!r}: use commas, and points in numbers" if mark else ""
 

@@ -25,7 +25,7 @@ class NotFinite(TrainingError):
     def __init__(
         self,
         message: str,
-        stage: str,
+        stage: str = "",  # so that it can be pickled, with its attributes, for the other processes of a launch
         section: str | None = None,
         *,
         where: str = "",

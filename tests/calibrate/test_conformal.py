@@ -121,6 +121,8 @@ def test_columns_are_not_spread_over_rows(shape):
     torch.testing.assert_close(low, mean.view(shape) - 2 * found.width)
     with pytest.raises(UsageError, match=r"deviation: of shape \(7,\); the mean is of shape \(60"):
         found.intervals(mean.view(shape), deviation[:7])
+    with pytest.raises(UsageError, match=r"deviation: of shape \(2, 30\)"):
+        found.intervals(mean.view(30, 2), deviation.view(2, 30))  # as many, but others
     with pytest.raises(UsageError, match="targets: of shape"):
         conformal_intervals(mean.view(shape), deviation.view(shape), targets[:59], 0.9)
 

@@ -1,7 +1,10 @@
 """Outputs of every form that Python has: what cannot be looked into is not pruned, and what stays beside the output is told."""
 
 import functools
+import itertools
+import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -46,6 +49,35 @@ FORMS = {
     "array of objects": (lambda y: np.array([y, None], dtype=object), lambda out: out[0]),
     "list": (lambda y: y.tolist(), torch.tensor),
     "list beside a tensor": (lambda y: (y[:, :1], y.tolist()), lambda out: torch.tensor(out[1])),
+}
+
+
+class Named(Sequence):
+    """Holds names; the tensors are in its attributes."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def __getitem__(self, index):
+        return ["first", "second"][index]
+
+    def __len__(self):
+        return 2
+
+
+class Broken(Named):
+    def __getitem__(self, index):
+        raise RuntimeError("not like this")
+
+
+FORMS |= {
+    "sequence with attributes": (Named, lambda out: out.logits),
+    "sequence that raises": (Broken, lambda out: out.logits),
+    "items": (lambda y: [{"loss": y.sum()}.items(), {"logits": y}.items()], lambda out: dict(out[1])["logits"]),
+    "method": (lambda y: Private(y).get, lambda out: out()),
+    "default argument": (lambda y: (y.sum(), lambda factor, y=y: factor * y), lambda out: out[1](1.0)),
+    "array of another byte order": (lambda y: (y, y.detach().numpy().astype(">f4")), lambda out: out[0]),
+    "counter": (lambda y: (y, itertools.count()), lambda out: out[0]),
 }
 UNSEEN = {
     "generator": (lambda y: (2 * part for part in [y]), lambda out: next(out) / 2, "iterator"),
@@ -101,8 +133,10 @@ def test_what_cannot_be_looked_into_is_left_whole(form):
 def test_a_time_that_was_measured_is_no_answer():
     import time
 
-    small = svdc.prune(dropped(lambda y: {"logits": y, "seconds": time.perf_counter()}, 5), torch.randn(4, 8))
-    assert small.pruning.removed == 5
+    begun = []
+    for clock in (time.perf_counter, lambda: [time.perf_counter()], lambda: begun.append(time.time()) or list(begun)):
+        small = svdc.prune(dropped(lambda y, clock=clock: {"logits": y, "seconds": clock()}, 5), torch.randn(4, 8))
+        assert small.pruning.removed == 5 and small.pruning.max_error < 1e-5
 
 
 class Aside(Net):
@@ -134,3 +168,33 @@ def test_tensors_beside_the_output_are_told(modes, used):
     assert "prune.protect" in note
     whole = svdc.prune(model, x, protect=["aux"])
     assert whole.aux.weight.shape[0] == 5 and not whole.pruning.notes
+
+
+class Locked(Net):
+    def forward(self, x):
+        self.lock, self.input = threading.Lock(), x  # the former cannot be copied
+        return super().forward(x)
+
+
+def test_what_cannot_be_copied_is_no_hindrance():
+    torch.manual_seed(0)
+    model = svdc.convert(Locked(lambda y: y), log_sigma2=-30.0).eval()
+    with torch.no_grad():
+        model.first.log_sigma2[:5], model.first.weight[:5], model.first.bias[:5] = 20.0, 1e-9, -1.0
+    small = svdc.prune(model, torch.randn(4, 8))
+    assert small.pruning.removed == 5 and not small.pruning.notes
+
+
+class Remembers(Net):
+    def forward(self, x):
+        self.input = x
+        return super().forward(x)
+
+
+def test_an_input_that_was_cut_is_not_told_of():
+    torch.manual_seed(0)
+    model = svdc.convert(Remembers(lambda y: y), log_sigma2=-30.0).eval()
+    with torch.no_grad():
+        model.first.log_sigma2[:, :3], model.first.weight[:, :3] = 20.0, 1e-9
+    small = svdc.prune(model, torch.randn(4, 8), remove_inputs=True)
+    assert small.pruning.inputs_kept == [3, 4, 5, 6, 7] and not small.pruning.notes
