@@ -113,8 +113,8 @@ def steps(options: argparse.Namespace) -> list[Step]:
         for goal, own in zip(("4x", "2.6x"), pair, strict=True):
             found.append(Step(f"at once: {goal}, peers", [[*own, peer] for peer in peers], 120))
         found += [Step(f"VGG-16: {goal}", [own], 120) for goal, own in vgg.items()]  # one dense network for all
-        peers = [peer for peer in PEERS if peer != NOT_DISTILLED]  # those that rank all units together end at chance
-        found += [Step(f"VGG-16: {goal}, peers", [[*own, peer] for peer in peers], 120) for goal, own in vgg.items()]
+        of_vgg = [*peers, *EVENLY]  # those that rank all units together end at chance
+        found += [Step(f"VGG-16: {goal}, peers", [[*own, peer] for peer in of_vgg], 120) for goal, own in vgg.items()]
     long: list[tuple[str, list[str]]] = []
     if options.cifar and options.resnet:
         folders = ["--cifar", str(options.cifar), "--resnet", str(options.resnet)]

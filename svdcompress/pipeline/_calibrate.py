@@ -91,11 +91,12 @@ def calibrate_stage(context: Context, opened: Opened, small: Small) -> Small:
     context.results.calibrate = found.to_dict()
     for line in found.notes:
         context.note(f"calibration: {line}")
+    of = ""
     if data.target_scale is not None:
+        of = ", of the standardized target"
         context.results.calibrate["notes"] = [*found.notes, _standardized(data.target_scale[1])]
     if found.better == "mean":
         context.note("on validation data, draws are no better than the mean: model.onnx predicts as well as model_mc.onnx")
-    of = "" if data.target_scale is None else ", of the standardized target"
     context.say(f"[dim]calibrated: {_told(found)}{of}[/]")
     return replace(small, model=_carrying(found.model, found.likelihood))
 
@@ -109,7 +110,7 @@ def _carrying(model: nn.Module, likelihood: Likelihood) -> nn.Module:
 def _standardized(deviation: float) -> str:
     """What turns the figures of a model that predicts a standardized target into those of the target."""
     return (
-        f"precisions and NLLs are of the standardized target; for the target's own units, multiply precisions by "
+        "precisions and NLLs are of the standardized target; for the target's own units, multiply precisions by "
         f"{deviation**-2:.4g} and add {math.log(deviation):.4f} to NLLs"
     )
 

@@ -24,7 +24,7 @@ from svdcompress.pipeline._smaller import Small
 from svdcompress.recipe import RecoverSection
 from svdcompress.search import Losses, surely_worse
 from svdcompress.sources import make_model
-from svdcompress.train import Fit, NotFinite, StateFile, broadcast, wait
+from svdcompress.train import Fit, NotFinite, StateFile, broadcast, on_first
 
 RECOVERY = 0.05
 """The beta of recovery where the recipe says auto, as a fraction of training's final beta. With frozen masks every remaining
@@ -109,11 +109,13 @@ class _Recovery:
                 lower = _lower(first.rate)
                 self.context.warn(f"{self.stage}: {first.why}. {LARGE}: --set recover.lr={lower:g} (it was {first.rate:g})")
                 return Fit(first.history, 0, lr=first.rate, lr_instead=lower)
-            if self.context.place.first:
+
+            def begin_again() -> None:
                 for old in (self.state, self._of_batches):
                     old.unlink(missing_ok=True)  # before `keep`: a stop in between must not take it for the second attempt's
                 keep(file, first.model_dump())
-            wait()
+
+            on_first(self.context.place, begin_again)
         return self._second(before, first)
 
     def _first(self, before: Losses) -> Fit | _Failed:

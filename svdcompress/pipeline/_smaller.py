@@ -22,7 +22,7 @@ from svdcompress.prune import prune
 from svdcompress.relevance import Masks
 from svdcompress.selection import Selection, check_some_left, choose
 from svdcompress.sources import make_model
-from svdcompress.train import wait
+from svdcompress.train import on_first
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ def tell_selection(context: Context, variational: Variational, chosen: Selection
 def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks, file: Path) -> Small:
     """The model without its dead units. file: where it is stored; it is loaded from there if a stopped run left it."""
     recipe = context.recipe
-    if context.place.first and not file.exists():
+
+    def write() -> None:
+        if file.exists():
+            return
         settings, export = recipe.prune, recipe.export
         asked = {name: getattr(settings, name) for name in ("remove_inputs", "protect", "time_budget")}
 
@@ -67,7 +70,8 @@ def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks
         feed = partial(_figures.feed, opened.data) if timed else None
         small, pruning = rounded(make, settings.round_to, opened.inputs, feed, export.opset)
         checkpoint.save(small, file, extra={"pruning": report.plain(pruning)})
-    wait()
+
+    on_first(context.place, write)
     facts = (checkpoint.read_manifest(file).get("extra") or {}).get("pruning")  # written by the first process
     if not isinstance(facts, dict):
         raise CheckpointError(f"{file}: damaged, or of another version; remove it to prune again")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from svdcompress.errors import SvdcError
 from svdcompress.pipeline._begin import Opened, convert_stage, dense_stage, open_stage, train_stage
 from svdcompress.pipeline._calibrate import KEPT, calibrate_stage, measure_promises, promise_stage
 from svdcompress.pipeline._columns import dropped
@@ -65,20 +64,12 @@ def run_stages(context: Context) -> dict[str, Any]:
     if (gone := dropped(opened.data.preprocessing, small.pruning.get("inputs_kept"), opened.inputs)) is not None:
         context.results.pruning["columns_dropped"] = gone
         context.note(f"columns that the model no longer reads: {', '.join(gone) or 'none'} (prune.remove_inputs)")
-    written: dict[str, Any] = {}
-
-    def last() -> None:
-        finished, failed = _last_stages(context, opened, Finished(dense, variational, selection.masks, small))
-        written.update(finished)
-        if failed:
-            raise failed
-
-    on_first(context.place, last)
-    return written
+    models = Finished(dense, variational, selection.masks, small)
+    return on_first(context.place, partial(_last_stages, context, opened, models)) or {}
 
 
-def _last_stages(context: Context, opened: Opened, models: Finished) -> tuple[dict[str, Any], SvdcError | None]:
-    """What one process does alone; returns the contents of `report.json`, and an error that leaves all files in place."""
+def _last_stages(context: Context, opened: Opened, models: Finished) -> dict[str, Any]:
+    """What one process does alone; returns the contents of `report.json`."""
     late = Late(context, opened.data, models.dense.model)
     stopped = partial(context.check, "before the run's figures were done; what was trained is kept")
     heard = replace(opened, data=listening(opened.data, stopped))
@@ -108,7 +99,9 @@ def _last_stages(context: Context, opened: Opened, models: Finished) -> tuple[di
         context.state.finish()
     else:  # a resumed run can then write the files again
         late.forget()
-    return written, wrong or files.error
+    if failed := wrong or files.error:
+        raise failed
+    return written
 
 
 def _calibrated(context: Context, opened: Opened, small: Small, late: Late) -> Small:

@@ -13,15 +13,26 @@ from torch import Tensor
 
 from svdcompress.errors import DataError
 from svdcompress.recipe import Recipe
-from svdcompress.sources import decode, frame_inputs, image_files, load_npy, load_npz, look_at, made_by, open_frame
+from svdcompress.sources import (
+    INPUTS,
+    TARGETS,
+    decode,
+    frame_inputs,
+    image_files,
+    load_npy,
+    load_npz,
+    look_at,
+    made_by,
+    open_frame,
+)
 from svdcompress.sources.given import shown
 
-KEYS = ("x", "input", "inputs", "images", "X", "data", "arr_0")
+KEYS = (*INPUTS, "input", "arr_0")
 """Names under which an npz file of several arrays may hold the input of a run with one input; the first found is used. If the
 run has several inputs, all arrays are inputs, by name."""
 
-TARGETS = ("y", "target", "targets", "label", "labels")
-"""Names of arrays that are targets, not inputs: they may be in a file without a warning."""
+NO_INPUTS = {*TARGETS, "label"}
+"""Names of arrays that are targets, not inputs, in small letters or capitals: they may be in a file without a warning."""
 
 
 def read_inputs(
@@ -31,8 +42,8 @@ def read_inputs(
 
     path: .npy or .npz (batch first), .csv or .parquet (with the columns used in training), an image, or a folder of images
         (all below it, in the order of their names). If an .npz has several arrays, a run with one input whose shape is known
-        uses the one called x, input, inputs, images, X, data or arr_0, and warns of others that are not targets; otherwise all
-        are inputs.
+        uses the one called x, inputs, images, X, data, input or arr_0, or the only one that is no target, and warns of others;
+        otherwise all are inputs.
     preprocessing: of the run: image size, columns, categories.
     shape: of one input to the model, if known: images are resized and converted to gray or color to match it.
 
@@ -90,7 +101,7 @@ def _arrays(path: Path, single: bool) -> Any:
     taken = next((key for key in KEYS if key in arrays), None)
     if not single:
         return arrays
-    others = [name for name in arrays if name.lower() not in TARGETS]
+    others = [name for name in arrays if name.lower() not in NO_INPUTS]
     if taken is None and len(others) == 1:
         taken = others[0]
     if taken is None:

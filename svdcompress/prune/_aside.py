@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +14,6 @@ from svdcompress.prune._tensors import tensors_in
 
 SHOWN = 3
 """Most attributes that a note names."""
-
-Aside = Mapping[str, list[tuple[int, ...]]]
-"""Shapes of the tensors that a pass leaves in an attribute, by the attribute's name."""
 
 
 def tell_aside(masked: nn.Module, copied: Callable[[], nn.Module], inputs: Any, own: Any, train: bool) -> list[str]:
@@ -51,8 +48,8 @@ def tell_aside(masked: nn.Module, copied: Callable[[], nn.Module], inputs: Any, 
     ]
 
 
-def _left(model: nn.Module, inputs: Any, train: bool) -> Aside:
-    """The shapes of all tensors that a pass puts into attributes."""
+def _left(model: nn.Module, inputs: Any, train: bool) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of all tensors that a pass puts into attributes, by the names of these."""
     earlier = [tensor for _, held in _attributes(model) for tensor in held]  # alive, so that their addresses stay taken
     known = set(map(id, [*earlier, *tensors_in(inputs)]))
     with as_it_was(model, train), torch.no_grad():

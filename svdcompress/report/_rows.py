@@ -68,14 +68,20 @@ def chance(results: Mapping[str, Any]) -> str:
     return f"{text}{_tempered(results)}" if results.get("changes") else ""
 
 
+def temperature_of(results: Mapping[str, Any], who: str) -> float | None:
+    """The temperature of the sparse model's `mean` or `samples`, if it has one; the dense model's figures have none."""
+    found = results.get("calibrate") or {}
+    own = found.get(who) or {}
+    return own["value"] if own.get("taken") and "temperature" in (found.get("likelihood") or {}) else None
+
+
 def _tempered(results: Mapping[str, Any]) -> str:
     """A sentence if the sparse model's NLL has a temperature that the dense model's lacks, else ""."""
-    found = results.get("calibrate") or {}
-    mean, what = found.get("mean") or {}, found.get("likelihood") or {}
-    if "nll" not in results["changes"] or not mean.get("taken") or "temperature" not in what:
+    value = temperature_of(results, "mean")
+    if "nll" not in results["changes"] or value is None:
         return ""
     return (
-        f" The sparse model's NLL uses its temperature ({mean['value']:.3g}, from validation data), the dense model's "
+        f" The sparse model's NLL uses its temperature ({value:.3g}, from validation data), the dense model's "
         "uses none; svdc evaluate compares both with a temperature."
     )
 
@@ -130,9 +136,14 @@ def _ratio(dense: float | None, sparse: float | None, word: str, same: float = 0
     ratio = dense / sparse
     if abs(ratio - 1) < same:
         return "the same", None
-    if ratio > 1:
-        return f"{times(ratio)} {word}", True
-    return f"{times(1 / ratio)} {dict(fewer='more', smaller='larger', faster='slower')[word]}", False
+    return " ".join(worded(ratio, word)), ratio > 1
+
+
+def worded(ratio: float, word: str) -> tuple[str, str]:
+    """A ratio as text, and the word for it: 8.4x fewer, or for 0.5, 2.0x more."""
+    if ratio >= 1:
+        return times(ratio), word
+    return times(1 / ratio), dict(fewer="more", smaller="larger", faster="slower")[word]
 
 
 def times(ratio: float) -> str:

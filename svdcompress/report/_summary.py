@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from svdcompress.report import _html as html
-from svdcompress.report._rows import chance, rows, times
+from svdcompress.report._rows import chance, rows, temperature_of, times, worded
 from svdcompress.report._small import small_files
 
 
@@ -40,13 +40,10 @@ def _tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """For each tile the value, what it is, and in small print what to compare it with."""
     ratios = results.get("compression") or {}
     tiles = _quality_tiles(results)
-    for key, label, more in (
-        ("nonzero", "fewer non-zeros", "more non-zeros"),
-        ("bytes", "smaller ONNX file", "larger ONNX file"),
-        ("macs", "fewer MACs", "more MACs"),
-    ):
+    for key, word, what in (("nonzero", "fewer", "non-zeros"), ("bytes", "smaller", "ONNX file"), ("macs", "fewer", "MACs")):
         if ratio := ratios.get(key):
-            tiles.append((times(max(ratio, 1 / ratio)), label if ratio >= 1 else more, ""))
+            value, word = worded(ratio, word)
+            tiles.append((value, f"{word} {what}", ""))
     latency = ratios.get("latency")
     for batch, ratio in latency.items() if isinstance(latency, Mapping) else ():
         tiles.append((times(ratio), f"the speed at batch {batch.removeprefix('batch_')}", ""))
@@ -64,8 +61,7 @@ def _quality_tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     value = figures.get(name or "")
     if html.is_number(value):
         dense = figures.get("dense")
-        own = ((results.get("calibrate") or {}).get("samples") or {}).get("taken")
-        without = ", without a temperature" if own and "temperature" in results["calibrate"].get("likelihood", {}) else ""
+        without = "" if temperature_of(results, "samples") is None else ", without a temperature"
         beside = f"dense{without}: {dense:.4f}" if html.is_number(dense) else ""
         tiles.append((f"{value:.4f}", f"ECE ({str(name).removeprefix('sparse, ')})", beside))
     return tiles

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 from svdcompress.sources._arguments import outputs_hint
+from svdcompress.sources._arrays import INPUTS, TARGETS
 from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
@@ -30,8 +31,10 @@ from svdcompress.sources._weights import FLOATS, check_types, finite_as, load_we
 __all__ = [
     "FLOATS",
     "IGNORED",
+    "INPUTS",
     "NETS",
     "READERS",
+    "TARGETS",
     "Data",
     "Examples",
     "FromDataset",

@@ -16,6 +16,13 @@ LIKE_SPLITS = {"train", "training", "validation", "val", "valid", "dev", "test",
 """Words in an array's name that suggest a training, validation or test split."""
 
 
+INPUTS = ("x", "inputs", "images", "X", "data")
+"""Names of the array of inputs in an npz file; with a split before or after them, of that split's inputs."""
+
+TARGETS = ("y", "targets", "labels", "Y", "target")
+"""The same of the targets."""
+
+
 def read_digits(place: str, section: DataSection) -> Raw:
     """scikit-learn's 1,797 scanned digits: (N, 1, 8, 8) in [0, 1], ten classes."""
     datasets = optional("sklearn.datasets", "scikit-learn", "data: digits")
@@ -64,7 +71,7 @@ def read_npz(place: str, section: DataSection) -> Raw:
 
 
 def _npz_names(kind: str, split: str) -> list[str]:
-    names = {"x": ("x", "inputs", "images", "X", "data"), "y": ("y", "targets", "labels", "Y", "target")}[kind]
+    names = {"x": INPUTS, "y": TARGETS}[kind]
     known = ("validation", "val", "valid") if split == "validation" else (split,)
     split_names = [each for part in known for name in names for each in (f"{name}_{part}", f"{part}_{name}")]
     return split_names + list(names) if split == "train" else split_names

@@ -126,14 +126,15 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
         raise DataError(f"data: {path}: not a readable {kind} file ({reason}){more}") from error
     if not len(frame):
         raise DataError(f"data: {path}: no rows")
-    try:  # the header as a row: pandas takes a longer row's first fields for its name, and shifts all columns
-        if kind == "csv":
+    if kind == "csv":
+        try:  # the header as a row: pandas takes a longer row's first fields for its name, and shifts all columns
             pandas.read_csv(path, header=None, nrows=2, dtype=str)
-    except pandas.errors.ParserError:
-        raise DataError(
-            f"data: {path}: rows have more fields than the header has columns ({', '.join(map(str, frame.columns[:6]))}): name "
-            "those at the beginning (row names) or remove those at the end (a comma after the last)"
-        ) from None
+        except pandas.errors.ParserError:
+            names = ", ".join(map(str, frame.columns[:6]))
+            raise DataError(
+                f"data: {path}: rows have more fields than the header has columns ({names}): name those at the beginning (row "
+                "names) or remove those at the end (a comma after the last)"
+            ) from None
     return frame
 
 

@@ -176,19 +176,22 @@ def broadcast(value: Value) -> Value:
     return broadcast_object_list([value])[0]
 
 
-def on_first(place: Place, work: Callable[[], None]) -> None:
-    """Do something in the first process alone, while the others wait; its SvdcError is raised in all.
+def on_first(place: Place, work: Callable[[], Value]) -> Value | None:
+    """Do something in the first process alone, while the others wait; its SvdcError is raised in all. Returns the result, on
+    the first process, and None on others.
 
     Without that the others would wait until the first one ends, which a script that catches the error doesn't.
     """
+    found: Value | None = None
     failed: SvdcError | None = None
     if place.first:
         try:
-            work()
+            found = work()
         except SvdcError as error:
             failed = error
     if failed := broadcast(failed):
         raise failed
+    return found
 
 
 def _end_group() -> None:

@@ -58,7 +58,8 @@ def test_shapes_that_do_not_match_are_said_in_words(tmp_path, monkeypatch):
 
 def test_the_next_steps_work_as_they_stand():
     own = parse_recipe({"model": "./model.py:make", "data": "digits"})
-    assert "svdc predict 'runs/a b' --trust-code --input FILE" in next_steps(own, Path("runs/a b"))
+    steps = next_steps(own, Path("runs/a b"))
+    assert "svdc predict 'runs/a b' --trust-code --input FILE" in steps and "open 'runs/a b/report.html'\n" in steps
     plain = parse_recipe({"model": "lenet-5", "data": "digits"})
     assert "--trust-code" not in next_steps(plain, Path("runs/a"))
     assert next_steps(plain, Path("runs/a")).startswith(f"\nnext: open {Path('runs/a/report.html')}\n      svdc evaluate")

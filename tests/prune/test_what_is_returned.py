@@ -198,3 +198,15 @@ def test_an_input_that_was_cut_is_not_told_of():
         model.first.log_sigma2[:, :3], model.first.weight[:, :3] = 20.0, 1e-9
     small = svdc.prune(model, torch.randn(4, 8), remove_inputs=True)
     assert small.pruning.inputs_kept == [3, 4, 5, 6, 7] and not small.pruning.notes
+
+
+def test_what_hooks_derive_from_weights_is_not_told_of():
+    """Old-style spectral_norm puts the weight of each pass into an attribute, and the layer before it gets narrower."""
+    torch.manual_seed(0)
+    net = Net(lambda y: y)
+    net.last = nn.utils.spectral_norm(net.last)
+    model = svdc.convert(net, log_sigma2=-30.0, include=["first"]).eval()
+    with torch.no_grad():
+        model.first.log_sigma2[:5], model.first.weight[:5], model.first.bias[:5] = 20.0, 1e-9, -1.0
+    small = svdc.prune(model, torch.randn(4, 8))
+    assert not any("beside its output" in note for note in small.pruning.notes)

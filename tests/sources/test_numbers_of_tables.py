@@ -7,7 +7,7 @@ import pytest
 from svdcompress.errors import DataError
 from svdcompress.predict import read_inputs
 from svdcompress.recipe import DataSection
-from svdcompress.sources._tables import open_frame, read_table
+from svdcompress.sources._tables import _separated, open_frame, read_table
 
 
 def read(path, frame, target, task="regression"):
@@ -85,3 +85,7 @@ def test_other_encodings_are_told_what_to_do(tmp_path):
     (tmp_path / "t.csv").write_bytes("größe,label\n1,0\n2,1\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"t\.csv: not a readable csv file \(.*\); save it as UTF-8"):
         open_frame(tmp_path / "t.csv", "csv")
+
+
+def test_a_file_that_cannot_be_read_has_no_separator(tmp_path):
+    assert _separated(tmp_path / "gone.csv") == ""

@@ -1,6 +1,7 @@
 """Where a run takes place: missing devices, and launches that divide the weights."""
 
 import os
+import pickle
 
 import pytest
 import torch
@@ -76,3 +77,16 @@ def test_an_accelerator_of_the_callers_is_as_it_was_after_a_fit(monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
     find_place("cpu")
     assert "ACCELERATE_TORCH_DEVICE" not in os.environ and not AcceleratorState._shared_state
+
+
+def test_every_error_reaches_the_other_processes():
+    """An error of the first process is pickled for them: its class must be made from its message alone."""
+    from svdcompress import errors
+    from svdcompress.train import NotFinite
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.SvdcError)]
+    for kind in [*kinds, NotFinite]:
+        found = pickle.loads(pickle.dumps(kind("what to do")))
+        assert type(found) is kind and str(found) == "what to do"
+    error = pickle.loads(pickle.dumps(NotFinite("nan", "train", "level 2", where="at step 3", rate=0.1)))
+    assert (error.stage, error.section, error.where, error.rate) == ("train", "level 2", "at step 3", 0.1)
