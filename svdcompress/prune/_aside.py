@@ -59,12 +59,11 @@ def _left(model: nn.Module, inputs: Any, train: bool) -> dict[str, list[tuple[in
 
 
 def _attributes(model: nn.Module) -> list[tuple[str, list[Tensor]]]:
-    """Attributes that hold tensors, by their names; without weights, and what hooks derive from these for each pass."""
+    """Attributes that hold tensors other than weights, by their names."""
     found = [
         (f"{name}.{key}" if name else key, [tensor for tensor in tensors_in(value) if not isinstance(tensor, nn.Parameter)])
         for name, module in model.named_modules()
         for key, value in vars(module).items()
         if key not in ("_parameters", "_buffers", "_modules", "pruning")
-        and not {f"{key}_orig", f"{key}_g"} & module._parameters.keys()  # spectral_norm and weight_norm
     ]
     return [(name, held) for name, held in found if held]
