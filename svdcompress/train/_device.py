@@ -177,8 +177,8 @@ def broadcast(value: Value) -> Value:
 
 
 def on_first(place: Place, work: Callable[[], Value]) -> Value | None:
-    """Do something in the first process alone, while the others wait; its SvdcError is raised in all. Returns the result, on
-    the first process, and None on others.
+    """Do something in the first process alone, while the others wait; returns the result there, None on others. Its SvdcError
+    is raised in all; of any other exception, the others get a TrainingError that names it.
 
     Without that the others would wait until the first one ends, which a script that catches the error doesn't.
     """
@@ -189,6 +189,9 @@ def on_first(place: Place, work: Callable[[], Value]) -> Value | None:
             found = work()
         except SvdcError as error:
             failed = error
+        except Exception as error:
+            broadcast(TrainingError(f"the first process failed ({type(error).__name__}: {error}); its output has the details"))
+            raise
     if failed := broadcast(failed):
         raise failed
     return found

@@ -81,6 +81,28 @@ leave()
 """
 
 
+ALONE = """
+import sys, torch
+from svdcompress.errors import DataError
+from svdcompress.train import find_place, leave, on_first
+
+place, found = find_place("cpu"), {}
+
+def failing(error):
+    def work():
+        raise error
+    return work
+
+for name, work in {"ours": failing(DataError("no data")), "other": failing(KeyError("a bug")), "none": lambda: 5}.items():
+    try:
+        found[name] = on_first(place, work)
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {error}"
+torch.save(found, f"{sys.argv[3]}.{place.rank}")
+leave()
+"""
+
+
 def launch(folder, processes, log_sigma2, batch, name, inputs="varied", text=SCRIPT):
     script = folder / "work.py"
     script.write_text(text)
@@ -129,3 +151,13 @@ def test_parameters_without_a_gradient_and_uneven_groups_of_batches_end_as_in_on
         assert torch.equal(first[name], second[name]), name
         assert torch.allclose(first[name], alone[name], atol=2e-5), name
     assert not torch.allclose(alone["dense"], alone["accumulated"], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_what_fails_in_the_first_process_alone_fails_in_all(tmp_path):
+    """A script that catches the error goes on in all of them, and they still answer each other."""
+    first, second = launch(tmp_path, 2, 0, 1, "alone", text=ALONE)
+    assert (first["ours"], second["ours"]) == ("DataError: no data", "DataError: no data")
+    assert first["other"] == "KeyError: 'a bug'"
+    assert second["other"].startswith("TrainingError: the first process failed (KeyError: 'a bug')")
+    assert (first["none"], second["none"]) == (5, None)
