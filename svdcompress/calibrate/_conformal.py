@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError, UsageError
+from svdcompress.uncertainty import as_rows, like
 
 ROUNDING = 1e-5
 """How far a score may lie above the limit and still count as equal to it. The limit is the score of a validation example. If
@@ -72,7 +73,7 @@ class ConformalIntervals:
 
     def intervals(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper ends, of the shape of the mean, (N,) or (N, targets). Raises UsageError if the shapes don't fit."""
-        deviation = _like(mean, deviation, "deviation")
+        deviation = like(mean, deviation, "deviation")
         width = self.width if isinstance(self.width, float) else torch.tensor(self.width, dtype=mean.dtype, device=mean.device)
         return mean - width * deviation, mean + width * deviation
 
@@ -136,13 +137,14 @@ def conformal_sets(
     """Adaptive prediction sets from validation data that the model was not trained on.
 
     probabilities: (N, C), of the model that the sets will be made with. labels: (N,). coverage: strictly between 0 and 1.
-    Raises UsageError, DataError (too few examples; it says how many are needed); warns of classes that no example has, for
-    which nothing can be promised.
+    Raises UsageError, DataError (too few examples; it says how many are needed; labels that don't fit); warns of classes that
+    no example has, for which nothing can be promised.
 
     Example: conformal_sets(p, y, 0.9).sets(mc_predict(model, x).mean)
     """
     coverage = check_coverage(coverage)
-    truths = scores(probabilities.double(), penalty, free).gather(1, labels.long().view(-1, 1)).squeeze(1)
+    _, labels = as_rows(probabilities, labels)
+    truths = scores(probabilities.double(), penalty, free).gather(1, labels.view(-1, 1)).squeeze(1)
     truths = truths.masked_fill(probabilities.isnan().any(1), math.nan)
     return sets_from(truths, labels, probabilities.shape[1], coverage, penalty=penalty, free=free)
 
@@ -175,21 +177,9 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
     and gives one width for all.
     """
     coverage = check_coverage(coverage)
-    distance = (_like(mean, targets, "targets").double() - mean.double()).abs()
-    ratio = distance / _like(mean, deviation, "deviation").double().clamp_min(torch.finfo(torch.float64).tiny)
+    distance = (like(mean, targets, "targets").double() - mean.double()).abs()
+    ratio = distance / like(mean, deviation, "deviation").double().clamp_min(torch.finfo(torch.float64).tiny)
     return intervals_from(ratio, coverage)
-
-
-def _like(mean: Tensor, values: Tensor, name: str) -> Tensor:
-    """The values in the shape of the mean: (N, 1) is (N,), not (N, N). Raises UsageError if they don't fit it."""
-    if values.shape == mean.shape:
-        return values
-    if [size for size in values.shape if size != 1] == [size for size in mean.shape if size != 1]:
-        return values.reshape(mean.shape)
-    try:
-        return values.expand_as(mean)
-    except RuntimeError as error:
-        raise UsageError(f"{name}: of shape {tuple(values.shape)}; the mean is of shape {tuple(mean.shape)}") from error
 
 
 def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:

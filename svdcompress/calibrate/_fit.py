@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from svdcompress.calibrate._draws import Draws, draws_of
 from svdcompress.calibrate._search import outward, refined
 from svdcompress.calibrate._tempering import (
+    Table,
     centre,
     cross_validated,
     fit_knob,
     folds_of,
     nll_rows,
-    penalties,
     penalty,
     table,
 )
@@ -27,7 +27,10 @@ from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
 
 SCALES = tuple(1.0 * step for step in range(-3, 10))
-"""Log factors on variances that are tried: 1/20 to 8,000."""
+"""Log factors on variances that are tried: 1/20 to 8,000, and up to `FARTHER` more at an end that is the best."""
+
+FARTHER = 12
+"""The most settings beyond an end of a grid."""
 
 SPREAD = 3.0
 """Prior standard deviation of the log factor: the prior decides only where the validation data do not."""
@@ -72,16 +75,17 @@ def fit_setting(
     """The setting and the temperature with the lowest validation NLL, judged by 5-fold cross-validation.
 
     draw: returns draws for a setting, from the same noise in each call, so that the NLL is a smooth function of the setting.
-    grid: ascending; it is searched from `start` outward until settings are hopeless (`FAR`). beforehand: the prior's cost of a
-    setting, in nats. temperature: False keeps it at 1 (a regression's noise is fitted in any case).
+    grid: ascending; it is searched from `start` outward until settings are hopeless (`FAR`), and beyond an end that is the best
+    (`FARTHER`). beforehand: the prior's cost of a setting, in nats. temperature: False keeps it at 1 (a regression's noise is
+    fitted in any case).
     """
     search = _Search(draw, likelihood, beforehand, temperature or likelihood.constant_noise)
     search.look(start)
-    grid = outward(search.look, grid, start, FAR + FAR_EACH * len(search.last))
+    grid = outward(search.look, grid, start, FAR + FAR_EACH * len(search.last), farther=FARTHER)
     costs = {setting: search.look(setting) for setting in grid}
     tables = [search.table(setting) for setting in grid]
-    extras = [search.extras() + beforehand(setting) for setting in grid]
-    rows = cross_validated(torch.cat(tables), torch.cat(extras), folds_of(search.last))
+    extras = [found.extra + beforehand(setting) for setting, found in zip(grid, tables, strict=True)]
+    rows = cross_validated(torch.cat([found.rows for found in tables]), torch.cat(extras), folds_of(search.last))
     best = min(costs, key=costs.__getitem__)
     if len(grid) > 1:
         at = list(grid).index(best)
@@ -104,7 +108,7 @@ class _Search:
         self.costs: dict[float, float] = {}
         self.knobs: dict[float, float] = {}
         self.nlls: dict[float, float] = {}
-        self.tables: dict[float, Tensor] = {}
+        self.tables: dict[float, Table] = {}
         self.about: float | None = None
         self.last: Draws
 
@@ -123,18 +127,14 @@ class _Search:
         else:
             rows = nll_rows(self.likelihood, draws, 0.0)
             nll = float(rows.mean())
-            self.tables[setting] = rows.unsqueeze(0)
+            self.tables[setting] = Table(rows.unsqueeze(0), torch.zeros(1, dtype=torch.float64))
         self.knobs[setting], self.nlls[setting] = knob, nll
         self.costs[setting] = nll * len(draws) + cost + self.beforehand(setting)
         return self.costs[setting]
 
-    def table(self, setting: float) -> Tensor:
-        """(knobs, R) NLL of each target at a setting, forgotten after this call."""
+    def table(self, setting: float) -> Table:
+        """The NLL of each target at a setting, for each knob; forgotten after this call."""
         return self.tables.pop(setting)
-
-    def extras(self) -> Tensor:
-        """(knobs,) the prior's cost of each knob."""
-        return penalties(self.likelihood) if self.tempering else torch.zeros(1, dtype=torch.float64)
 
 
 def with_scales(model: nn.Module, base: dict[str, Tensor], scales: dict[str, float]) -> nn.Module:

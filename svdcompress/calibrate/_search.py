@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
+WORTH = 0.5
+"""Nats, over all targets, for which a search goes on beyond its grid."""
+
 
 def least(function: Callable[[float], float], grid: Sequence[float], steps: int = 24) -> tuple[float, float]:
     """(place, value) of the minimum: the best of an ascending grid, then golden-section search between its neighbors.
@@ -34,18 +37,43 @@ def least(function: Callable[[float], float], grid: Sequence[float], steps: int 
     return (found[1], found[0]) if found[0] < best[1] else best
 
 
-def outward(function: Callable[[float], float], grid: Sequence[float], start: float, far: float) -> list[float]:
+def widened(function: Callable[[float], float], grid: Sequence[float], step: float, farthest: float) -> list[float]:
+    """The places of an ascending grid, and further ones, `step` apart and no farther than `farthest` from 0, until neither the
+    first nor the last is the best."""
+    places = list(grid)
+    values = [function(place) for place in places]
+    for end, by in ((0, -step), (-1, step)):
+        while values[end] == min(values) and abs(places[end] + by) <= farthest:
+            places.insert(0 if end == 0 else len(places), places[end] + by)
+            values.insert(0 if end == 0 else len(values), function(places[end]))
+    return places
+
+
+def outward(
+    function: Callable[[float], float], grid: Sequence[float], start: float, far: float, *, farther: int = 0
+) -> list[float]:
     """The places of an ascending grid that were evaluated: from `start` down, then up, each way until two places in a row are
-    worse than the best so far by more than `far`."""
+    worse than the best so far by more than `far`.
+
+    farther: the most places that are tried beyond each end of the grid, as far apart as its last two, while the last one is
+    the best by more than `WORTH`.
+    """
     values = {start: function(start)}
     at = list(grid).index(start)
-    for places in (grid[:at][::-1], grid[at + 1 :]):
+    step = grid[1] - grid[0] if len(grid) > 1 else 0.0
+    for places, by in ((grid[:at][::-1], -step), (grid[at + 1 :], step)):
         hopeless = 0
         for place in places:
             values[place] = function(place)
             hopeless = hopeless + 1 if values[place] > min(values.values()) + far else 0
             if hopeless == 2:
                 break
+        end = grid[0] if by < 0 else grid[-1]
+        for _ in range(farther if by and end in values else 0):
+            if values[end] > min(value for place, value in values.items() if place != end) - WORTH:
+                break
+            end += by
+            values[end] = function(end)
     return sorted(values)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from svdcompress.calibrate._draws import Draws
-from svdcompress.calibrate._search import least
+from svdcompress.calibrate._search import least, widened
 from svdcompress.likelihoods import Likelihood
 
 SPREAD = 1.0
@@ -18,7 +20,14 @@ SPREAD = 1.0
 mistake on the validation data is not made certain of everything."""
 
 GRID = tuple(0.1 * step for step in range(-20, 21))
-"""Log temperatures that are tried first, and from which cross-validation chooses."""
+"""Log temperatures that are tried first, and from which cross-validation chooses. Where the best one is at an end, further ones
+are tried: a network that has memorized its training data can predict variances that are far too small."""
+
+COARSE, FINE = 0.4, 0.2
+"""Steps of log temperatures beyond `GRID`: in a search, and for cross-validation."""
+
+FARTHEST = 40.0
+"""The log temperature at which all searches end, far beyond what the prior leaves of any fit."""
 
 NOISE_GRID = tuple(0.25 * step for step in range(-32, 5))
 """Log noise variances that are tried, minus the log of the mean squared error, which the noise cannot exceed."""
@@ -97,23 +106,42 @@ def penalty(likelihood: Likelihood, log_knob: float) -> float:
 def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -> tuple[float, float]:
     """(log knob, mean NLL with it): the knob with the lowest NLL on all draws, its prior included."""
     start = centre(likelihood, draws) if about is None else about
-    count = len(draws)
 
+    @cache
     def loss(knob: float) -> float:
         return float(nll_rows(likelihood, draws, knob).sum()) + penalty(likelihood, knob)
 
-    knob, _ = least(loss, [start + step for step in grid_of(likelihood)[::4]])
-    return knob, float(nll_rows(likelihood, draws, knob).sum()) / count
+    grid = [start + step for step in grid_of(likelihood)[::4]]
+    if not likelihood.constant_noise:
+        grid = widened(loss, grid, COARSE, FARTHEST)
+    knob, _ = least(loss, grid)
+    return knob, float(nll_rows(likelihood, draws, knob).sum()) / len(draws)
 
 
-def table(likelihood: Likelihood, draws: Draws, about: float) -> Tensor:
-    """(knobs, R) NLL of each target, for each knob of the grid around a center."""
-    return torch.stack([nll_rows(likelihood, draws, about + step) for step in grid_of(likelihood)])
+@dataclass(frozen=True)
+class Table:
+    """What cross-validation chooses from. rows: (knobs, R) NLL of each target for each knob; extra: (knobs,) what the knob's
+    prior adds to a sum of NLL."""
+
+    rows: Tensor
+    extra: Tensor
 
 
-def penalties(likelihood: Likelihood) -> Tensor:
-    """(knobs,) what the knob's prior adds to a sum of NLL."""
-    return torch.tensor([penalty(likelihood, step) for step in grid_of(likelihood)], dtype=torch.float64)
+def table(likelihood: Likelihood, draws: Draws, about: float) -> Table:
+    """The knobs of the grid around a center, and further ones while the sum over all targets gets better."""
+
+    @cache
+    def rows(step: float) -> Tensor:
+        return nll_rows(likelihood, draws, about + step)
+
+    def loss(step: float) -> float:
+        return float(rows(step).sum()) + penalty(likelihood, about + step)
+
+    steps: Sequence[float] = grid_of(likelihood)
+    if not likelihood.constant_noise:
+        steps = widened(loss, steps, FINE, FARTHEST)
+    extra = [penalty(likelihood, about + step) for step in steps]
+    return Table(torch.stack([rows(step) for step in steps]), torch.tensor(extra, dtype=torch.float64))
 
 
 def folds_of(draws: Draws, folds: int = FOLDS, seed: int = 0) -> Tensor:
@@ -155,7 +183,8 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
     if examples < 2:
         note = "one validation example says nothing about the noise"
         return Tempered(math.exp(-knob), before, fitted, True, examples, note)
-    after = float(cross_validated(table(likelihood, draws, about), penalties(likelihood), folds_of(draws)).mean())
+    tried = table(likelihood, draws, about)
+    after = float(cross_validated(tried.rows, tried.extra, folds_of(draws)).mean())
     if likelihood.constant_noise:
         note = f"{examples} validation examples say little about the noise; {FEWEST} are needed" if examples < FEWEST else ""
         return Tempered(math.exp(-knob), before, after, True, examples, note)

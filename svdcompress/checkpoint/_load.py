@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import unwrapped
 from svdcompress.checkpoint._manifest import read_manifest
-from svdcompress.checkpoint._problems import OPTIONAL, problems
+from svdcompress.checkpoint._problems import FOLLOWS, OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
 from svdcompress.convert import fold_like, leave_fused_paths, unchanged_on_error
 from svdcompress.errors import CheckpointError, UsageError, shortened
@@ -22,6 +22,8 @@ from svdcompress.layers import (
     VariationalLayer,
     check_posterior,
     keep_channels,
+    parse_share,
+    parse_threshold,
     variational_class,
     variational_layers,
 )
@@ -118,6 +120,10 @@ def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor
             module.train(module.training)  # forget what it derived from its old weights
             if module.log_sigma2.shape != module.weight.shape:
                 raise ValueError(f"{name}: the variances have shape {tuple(module.log_sigma2.shape)}, unlike the weight")
+            for key in OPTIONAL:  # of another shape they might be broadcast without a word
+                value, leader = getattr(module, key), getattr(module, FOLLOWS[key])
+                if value is not None and (leader is None or value.shape != leader.shape):
+                    raise ValueError(f"{name}.{key} has shape {tuple(value.shape)}, unlike the {FOLLOWS[key]}")
     for name, module in model.named_modules():
         _check_lengths(name, module)
 
@@ -160,7 +166,8 @@ def _convert(model: nn.Module, manifest: dict[str, Any]) -> None:
     shared: dict[int, Any] = {}
     for name, layer in manifest["layers"].items():
         module = model.get_submodule(name)
-        own = {key: layer[key] for key in SETTINGS}
+        own = {key: layer[key] for key in SETTINGS}  # in any of the forms that a layer takes them in
+        own |= {"share": parse_share(own["share"]), "threshold": parse_threshold(own["threshold"])}
         posterior = check_posterior(layer.get("posterior", "independent"))
         start = shared.get(id(module.weight))
         if not isinstance(module, VariationalLayer):

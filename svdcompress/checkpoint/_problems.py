@@ -31,7 +31,7 @@ from svdcompress.sources import FLOATS, finite_as
 OPTIONAL = ("mask", "bias_sigma2")
 """Buffers that a variational layer may lack."""
 
-_FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
+FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
 """Tensors that only a variational layer has, each with the tensor of the dense layer whose shape it has."""
 
 
@@ -123,7 +123,7 @@ def _name_problems(
     for name in sorted(set(tensors) - set(state)):
         prefix, _, key = name.rpartition(".")
         made_by_pruning = key == "bias" and name in shapes
-        own = key in _FOLLOWS or any(key in keys for keys in spreads.values())
+        own = key in FOLLOWS or any(key in keys for keys in spreads.values())
         if not (made_by_pruning or (own and _canonical_in(variational, prefix, manifest))):
             yield f"{name}: not in the model"
 
@@ -144,7 +144,7 @@ def _canonical_in(variational: set[str], prefix: str, manifest: dict[str, Any]) 
 
 def _tensor_problem(name: str, own: Any, stored: Tensor, shapes: Mapping[str, Any]) -> Iterator[str]:
     prefix, _, key = name.rpartition(".")
-    leader = f"{prefix}.{_FOLLOWS.get(key, key)}" if prefix else _FOLLOWS.get(key, key)
+    leader = f"{prefix}.{FOLLOWS.get(key, key)}" if prefix else FOLLOWS.get(key, key)
     if own.shape != stored.shape and list(stored.shape) != shapes.get(leader):
         yield f"{name}: shape {tuple(stored.shape)} in the file, {tuple(own.shape)} in the model"
     elif not (own.is_floating_point() and stored.dtype in FLOATS) and own.dtype != stored.dtype:

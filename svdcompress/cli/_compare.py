@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, check_file, err_console, made_folder, out_console, print_json
@@ -99,11 +100,11 @@ def sweep(
     for text, recipe, folder in planned:
         resume = (folder / "recipe.yaml").is_file()
         if resume and (folder / "report.json").is_file() and not (folder / "state").exists():
-            console.print(f"{folder}: finished already", highlight=False)
+            console.print(f"{folder}: finished already", markup=False, highlight=False)
             if recipe.export.onnx and not (folder / "model.onnx").is_file():
                 failed[folder] = ExportError("finished without model.onnx, and its report says why; svdc export tries again")
             continue
-        console.print(f"[bold]{', '.join(text)}[/]", highlight=False)
+        console.print(", ".join(text), style="bold", markup=False, highlight=False)
         try:
             pipeline.run(recipe, folder, resume=resume, console=console, quiet=json)
         except Interrupted:
@@ -231,7 +232,7 @@ def _show(
     for heading in columns.values():
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(str(row["run"]), *(_cell(row, key) for key in columns))
+        table.add_row(Text(str(row["run"])), *(_cell(row, key) for key in columns))
     console.print(table)
     unit = {row["metric"] for row in rows}
     console.print(
@@ -240,7 +241,7 @@ def _show(
     )
     for what, file in (("picture", picture), ("page", html)):
         if file is not None:
-            console.print(f"{what}: {file}", highlight=False)
+            console.print(f"{what}: {file}", markup=False, highlight=False)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

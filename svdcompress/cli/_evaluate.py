@@ -114,7 +114,7 @@ def evaluate(
         kinds = ", ".join(result["shift"]["curves"])
         console.print(f"\nUnder shift: {kinds}; means over levels 1 to 5, of {result['shift']['inputs']:,} inputs\n")
         console.print(_shifted(result))
-    console.print(f"\nwritten to {folder}/: evaluation.json, {', '.join(written)}", highlight=False)
+    console.print(f"\nwritten to {folder}/: evaluation.json, {', '.join(written)}", markup=False, highlight=False)
 
 
 def _comparison(result: Mapping[str, Any]) -> Table:

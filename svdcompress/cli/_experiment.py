@@ -49,7 +49,7 @@ def _show(found: dict[str, Any], folder: Path, console: Console) -> None:
     console.print(f"[bold]{found['experiment']}[/]  {escape(found['about'])}\n")
     console.print("settings (--set experiment.settings.NAME=VALUE):")
     for name, value in found["settings"].items():
-        console.print(f"  {name} = {value}", highlight=False)
+        console.print(f"  {name} = {value}", markup=False, highlight=False)
     data = f"data {found['data']}" if found["data"] else "data of its own"
     console.print(f"\n{data}, seed {found['seed']}, on {found['device']}", highlight=False)
     console.print(

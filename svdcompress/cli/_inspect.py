@@ -116,7 +116,7 @@ def _layers_table(plan: list[dict[str, Any]]) -> Table:
         what = what_is_done(entry["converted"], entry["kind"], entry["reason"], entry["note"])
         if entry["converted"] and not entry["ran"]:
             what += "[yellow], but never ran on the example inputs[/]"
-        table.add_row(entry["name"], entry["kind"], f"{entry['all_parameters']:,}", f"{entry['macs']:,}", what)
+        table.add_row(escape(entry["name"]), entry["kind"], f"{entry['all_parameters']:,}", f"{entry['macs']:,}", what)
     return table
 
 
@@ -131,5 +131,5 @@ def _groups_table(groups: list[dict[str, Any]]) -> Table:
         what = f"[dim]stays: {escape(group['reason'])}[/]" if group.get("reason") else "[green]can go[/]"
         channels = [group["kept"] + group["removed"]] if wide else []
         numbers = (group["units"], *channels, group["unit_parameters"], group["unit_macs"])
-        table.add_row(group["name"], *(f"{number:,}" for number in numbers), what)
+        table.add_row(escape(group["name"]), *(f"{number:,}" for number in numbers), what)
     return table

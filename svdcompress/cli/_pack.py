@@ -78,7 +78,7 @@ def pack(
     told += f"; bits: {shortened(each)}" if each else ""
     if packed.missing:
         told += f"; in eight bits: {shortened(', '.join(packed.missing))}, for which {src.name} has no weight of that name"
-    out_console().print(f"{path}: {packed.bytes:,} bytes{ratio}{told}", highlight=False)
+    out_console().print(f"{path}: {packed.bytes:,} bytes{ratio}{told}", markup=False, highlight=False)
 
 
 def _figures(opened: Any, path: Path, src: Path) -> dict[str, Any]:
@@ -117,4 +117,4 @@ def unpack(
         print_json(written.to_dict())
         return
     names = f"inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}"
-    out_console().print(f"{path}: {written.bytes:,} bytes; {names}", highlight=False)
+    out_console().print(f"{path}: {written.bytes:,} bytes; {names}", markup=False, highlight=False)

@@ -71,4 +71,4 @@ def copy(
         target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
-    out_console().print(f"{target}: edit it, then run: svdc sparsify {target}", highlight=False)
+    out_console().print(f"{target}: edit it, then run: svdc sparsify {target}", markup=False, highlight=False)

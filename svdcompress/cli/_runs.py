@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from svdcompress.cli._common import (
     MOST_SAMPLES,
@@ -101,7 +102,7 @@ def export(
             return export_onnx(small, out, units.inputs(inputs), dynamic_axes=dims, **more)
 
         def warn(line: str) -> None:
-            err_console().print(f"warning: {line}", highlight=False)
+            err_console().print(f"warning: {line}", markup=False, highlight=False)
 
         written = write(axes) if dynamic_axis else as_open_as_can_be(write, axes, warn)
     else:
@@ -122,7 +123,7 @@ def export(
         return
     names = f"inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}"
     close = f"; at most {written.parity:.2g} from PyTorch" if written.parity is not None else ""
-    out_console().print(f"{out}: {written.bytes:,} bytes; {names}{close}{told}", highlight=False)
+    out_console().print(f"{out}: {written.bytes:,} bytes; {names}{close}{told}", markup=False, highlight=False)
 
 
 def _open_axes(given: list[str]) -> dict[str, dict[int, str]]:
@@ -207,7 +208,7 @@ def predict(
             err_console().print(BY_MEAN, highlight=False, soft_wrap=True)
         for line in _promises(told):
             err_console().print(line, highlight=False, soft_wrap=True)
-    print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", highlight=False)
+    print_json(report) if json else err_console().print(f"{path}: {count:,} predictions", markup=False, highlight=False)
 
 
 def _width(width: float | list[float]) -> str:
@@ -219,7 +220,7 @@ def _promises(told: dict[str, Any]) -> list[str]:
     """What was promised about the predictions, in words."""
     lines = []
     if found := told.get("not_promised"):
-        lines.append(f"[yellow]warning:[/] not promised for these predictions, though the recipe asks for it: {found}")
+        lines.append(f"[yellow]warning:[/] not promised for these predictions, though the recipe asks for it: {escape(found)}")
     if found := told.get("answer_above"):
         lines.append(
             f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "

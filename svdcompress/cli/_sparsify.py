@@ -232,9 +232,11 @@ def _announce(made: Recipe, folder: Path, recipe: str | None, console: Console) 
     if not console.is_terminal or os.environ.get("RANK", "0") != "0":
         return
     text = made.description.strip().partition("\n")[0]
-    console.print(f"[bold]{s.stem(recipe, made)}[/]  {text}")
+    console.print(f"[bold]{escape(s.stem(recipe, made))}[/]  {escape(text)}")
     start = f", weights {made.weights.file}" if made.weights.file else ""
-    console.print(f"model {made.model.name}{start}, data {made.data.name}; results go to {folder}/\n", highlight=False)
+    console.print(
+        f"model {made.model.name}{start}, data {made.data.name}; results go to {folder}/\n", markup=False, highlight=False
+    )
 
 
 def show_estimate(found: Any, made: Recipe, console: Console) -> None:
@@ -282,7 +284,7 @@ def plan_table(entries: Any) -> Table:
     table.add_column("")
     for entry in entries:
         what = what_is_done(entry.converted, entry.kind, entry.reason, entry.note)
-        table.add_row(entry.name, entry.kind, f"{entry.parameters:,}", what)
+        table.add_row(escape(entry.name), entry.kind, f"{entry.parameters:,}", what)
     return table
 
 

@@ -31,7 +31,9 @@ Noise = Callable[[Tensor], Tensor]
 def normal_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Standard normal noise of a tensor's shape, dtype, device and order in memory."""
     kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
-    return as_stored(tensor, lambda shape: torch.randn(shape, generator=generator, **kind))
+    if generator is not None:  # not passed as None: compiled for any batch size, torch.randn takes no generator at all
+        kind["generator"] = generator
+    return as_stored(tensor, lambda shape: torch.randn(shape, **kind))
 
 
 def as_stored(tensor: Tensor, make: Callable[[Sequence[int]], Tensor], ahead: int = 0) -> Tensor:

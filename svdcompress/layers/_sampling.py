@@ -84,7 +84,8 @@ class Sampler:
     def bernoulli(self, shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
         """Ones with probability `rate`, else zeros, of the given shape and of a tensor's dtype and device."""
         self._check_first_pass()
-        uniform = torch.rand(shape, dtype=torch.float32, device=like.device, generator=self.generator)
+        given: dict[str, Any] = {} if self.generator is None else {"generator": self.generator}  # as in `normal_like`
+        uniform = torch.rand(shape, dtype=torch.float32, device=like.device, **given)
         if self.sign is not None:
             uniform = 0.5 + (uniform - 0.5) * self.sign
         return (uniform < rate).to(like.dtype)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from svdcompress.errors import DataError, Interrupted, OutputError, RecipeError, SvdcError, TrainingError, out_of_memory
 from svdcompress.pipeline._context import Context
@@ -73,7 +74,7 @@ def run(
                 for file in outdated(stored_recipe(folder), recipe, folder):
                     file.unlink(missing_ok=True)
             if moved := prepare(folder, resume=resume, overwrite=overwrite):
-                say(moved)
+                say(escape(moved))
             if not resume:
                 stack.enter_context(locked(folder))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.recipe import Recipe
 from svdcompress.sources import (
@@ -89,6 +90,23 @@ def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping
         f"{path}: images, but the run's data come from {shown(function)}, and it is not known how that function prepares an "
         f"image. They are passed in as values in [0, 1], {went}. If the function does {more}, the predictions are wrong: give "
         "an array of prepared inputs instead (.npy)"
+    )
+
+
+def is_table(preprocessing: Mapping[str, Any]) -> bool:
+    """Whether a run's inputs are the columns of a table, as numbers."""
+    return "columns" in preprocessing and not preprocessing.get("text")
+
+
+def bytes_as_images(path: str | Path, raw: Any, preprocessing: Mapping[str, Any]) -> str:
+    """The warning for bytes that don't have the shape of images, but will be scaled like images; or ""."""
+    found: list[bool] = []
+    map_tensors(raw, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
+    if is_table(preprocessing) or not any(found):
+        return ""
+    return (
+        f"{path}: byte inputs (uint8) are divided by 255 like images; give other data (counts, columns) as another type "
+        "(float32), unless the run was trained on bytes, too"
     )
 
 

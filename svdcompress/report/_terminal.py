@@ -53,7 +53,7 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
         console.print()
         console.print(trials)
     for text in filter(None, (chance(results), rounding(results), *small_files(results))):
-        console.print(f"\n{text}", highlight=False)
+        console.print(f"\n{text}", markup=False, highlight=False)
     if results.get("seconds"):
         console.print(f"\n{duration(sum(results['seconds'].values()))} on {results.get('device', 'an unnamed device')}")
     for warning in results.get("warnings") or ():
@@ -67,7 +67,7 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
 
 
 def _files(console: Console, folder: Path, files: Mapping[str, str]) -> None:
-    console.print(f"\nwritten to {folder}/", highlight=False)
+    console.print(f"\nwritten to {folder}/", markup=False, highlight=False)
     view = Table.grid(padding=(0, 2))
     view.add_column()
     view.add_column(justify="right")

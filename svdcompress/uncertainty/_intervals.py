@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.uncertainty._quality import Z95
+from svdcompress.uncertainty._shapes import like
 
 MANY, DRAWS = 5000, 4000
 """Differences above which `paired_parts` takes the normal approximation, and its draws of random weights below that."""
@@ -29,9 +30,10 @@ def paired_shares(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float,
     """The interval of the change of a share, after - before, on the same examples; both (N,) of yes or no.
 
     The score interval of Tango (1998): the changes that McNemar's test would not reject. Only the examples on which the two
-    differ count, and it is valid even if there are few or none. z: the normal quantile of its edges.
+    differ count, and it is valid even if there are few or none. z: the normal quantile of its edges. Raises UsageError for
+    shapes that differ by more than dimensions of 1.
     """
-    before, after = before.flatten().bool(), after.flatten().bool()
+    before, after = before.flatten().bool(), like(before, after, "after", "before", spread=False).flatten().bool()
     gained, lost, total = int((after & ~before).sum()), int((before & ~after).sum()), len(before)
     if not total:
         return -1.0, 1.0
@@ -101,8 +103,10 @@ def paired_rmse(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float, f
     By the delta method: to first order the change is a mean over the examples. Squared errors have heavy tails, of which a
     sample shows too little: the interval counts one more example, with a change as far from the mean as the furthest of those
     seen. The rare error that no example shows cannot be counted: hundreds of examples are needed for errors of one input in a
-    hundred. z: the normal quantile of its edges. Infinite for fewer than two.
+    hundred. z: the normal quantile of its edges. Infinite for fewer than two. Raises UsageError for shapes that differ by more
+    than dimensions of 1.
     """
+    after = like(before, after, "after", "before", spread=False)
     if len(before) < 2:
         return -math.inf, math.inf
     roots = [max(math.sqrt(float(squares.double().mean())), torch.finfo(torch.float64).tiny) for squares in (before, after)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
+from svdcompress.uncertainty._shapes import like
 
 BINS = 15
 """Bins of the calibration error and the reliability diagram, of equal width in confidence."""
@@ -25,9 +26,11 @@ def quality(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
 
     Returns `error` in percent, `nll` in nats, `brier` (squared distance from the one-hot label, 0 to 2; Brier 1950) and
     `ece` (expected calibration error, 15 bins, in [0, 1]; Naeini et al. 2015).
-    Raises DataError for labels that do not fit the probabilities.
+    All of them are NaN if any probability is. Raises DataError for labels that do not fit the probabilities.
     """
     p, labels = as_rows(probabilities, labels)
+    if bool(p.isnan().any()):  # the largest of a row with NaN is no guess
+        return dict.fromkeys(("error", "nll", "brier", "ece"), math.nan)
     chosen = p.gather(1, labels[:, None]).squeeze(1)
     brier = p.square().sum(1) - 2 * chosen + 1
     return {
@@ -61,8 +64,10 @@ def rejection(score: Tensor, loss: Tensor, steps: int = 20) -> dict[str, list[fl
     """The mean loss of the inputs that are left when the least certain ones are rejected, by rejected fraction.
 
     score: (N,) uncertainty; the highest are rejected first. loss: (N,), 0 or 1 (a wrong label), or squared errors.
-    Returns `rejected` (fractions 0, 1/steps, ...) and `loss` (means over the inputs kept).
+    Returns `rejected` (fractions 0, 1/steps, ...) and `loss` (means over the inputs kept). Raises UsageError for shapes that
+    differ by more than dimensions of 1.
     """
+    score, loss = _rows(score, loss)
     order = torch.argsort(score, stable=True)  # most certain first
     running = loss.double()[order].cumsum(0)
     fractions = [step / steps for step in range(steps)]
@@ -80,8 +85,9 @@ def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps:
         losses not to exceed, such as 0.01 for 99% accuracy.
     Returns `share` (1 / steps, ..., 1), `loss`, `area` (the mean loss over all shares), and `answered`: for each target the
     largest share that meets it, and the threshold on the score (None: no share does).
-    Raises DataError without inputs.
+    Raises DataError without inputs, and UsageError for shapes that differ by more than dimensions of 1.
     """
+    score, loss = _rows(score, loss)
     if not len(score):
         raise DataError("there are no inputs to answer")
     order = torch.argsort(score.double(), stable=True)
@@ -130,8 +136,12 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 
 def regression_quality(mean: Tensor, variance: Tensor, target: Tensor) -> dict[str, float]:
     """Scores of predicted normal distributions, all (N, ...): `rmse`, `nll` in nats per number, and `coverage`, the share
-    of observations within the central 95% of the prediction (0.95 when the variance is right)."""
-    mean, variance, target = mean.double(), variance.double(), target.double().view_as(mean)
+    of observations within the central 95% of the prediction (0.95 when the variance is right).
+
+    Raises UsageError for shapes that differ by more than dimensions of 1; a variance may also be one for several means.
+    """
+    mean, variance = mean.double(), like(mean, variance, "variance").double()
+    target = like(mean, target, "target", spread=False).double()
     squares = (target - mean).square()
     variance = variance.clamp_min(torch.finfo(torch.float64).tiny)
     nll = 0.5 * (math.log(2 * math.pi) + variance.log() + squares / variance)
@@ -141,6 +151,11 @@ def regression_quality(mean: Tensor, variance: Tensor, target: Tensor) -> dict[s
         "nll": float(nll.mean()),
         "coverage": float(inside.double().mean()),
     }
+
+
+def _rows(score: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as (N,)."""
+    return score.flatten(), like(score, loss, "loss", "the score", spread=False).flatten()
 
 
 def _calibration_error(p: Tensor, labels: Tensor) -> float:

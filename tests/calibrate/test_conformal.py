@@ -136,3 +136,13 @@ def test_nan_promises_nothing():
         conformal_sets(many, y, 0.9)
     with pytest.raises(DataError, match="are NaN"):
         conformal_intervals(many[:, 0], p[:, 1], p[:, 2], 0.9)
+
+
+def test_labels_of_sets_fit_or_are_refused():
+    p = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
+    p = p / p.sum(1, keepdim=True)
+    labels = torch.arange(60) % 3
+    assert conformal_sets(p, labels[:, None], 0.8) == conformal_sets(p, labels, 0.8)
+    for wrong in (labels - 1, labels + 1, labels[:50]):
+        with pytest.raises(DataError, match="labels"):
+            conformal_sets(p, wrong, 0.8)

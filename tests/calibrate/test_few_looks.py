@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from svdcompress.calibrate._search import outward, refined
+from svdcompress.calibrate._search import WORTH, outward, refined, widened
 
 
 class Counted:
@@ -59,3 +59,22 @@ def test_a_plateau_and_a_hill_before_the_least_are_crossed():
     costs = dict.fromkeys(grid, 10.0) | {4.0: 900.0, 5.0: 10.0, 7.0: -200.0, 8.0: 900.0, 9.0: 2000.0}
     assert outward(costs.__getitem__, grid, 0.0, 100.0) == grid
     assert outward(costs.__getitem__, grid, 9.0, 100.0) == [5.0, 6.0, 7.0, 8.0, 9.0]  # two beyond the minimum are far worse
+
+
+@pytest.mark.parametrize("best", [-7.0, 14.0])
+def test_a_search_goes_on_beyond_an_end_that_is_the_best(best):
+    grid = [float(place) for place in range(-3, 10)]
+    asked = Counted(lambda place: 10 * (place - best) ** 2)
+    found = outward(asked, grid, 0.0, 1e9, farther=12)
+    assert min(found, key=asked.function) == best and len(asked.asked) == len(grid) + abs(best) - (3 if best < 0 else 9) + 1
+    assert min(outward(asked, grid, 0.0, 1e9), key=asked.function) in (-3.0, 9.0)  # not, unless asked to
+    assert outward(lambda place: -0.9 * WORTH * abs(place), grid, 0.0, 1e9, farther=12) == grid  # not worth a look
+    assert len(outward(lambda place: -place, grid, 0.0, 1e9, farther=12)) == len(grid) + 12
+
+
+def test_a_grid_is_widened_until_neither_end_is_the_best():
+    assert widened(abs, [-1.0, 0.0, 1.0], 0.5, 40.0) == [-1.0, 0.0, 1.0]
+    assert widened(lambda place: abs(place - 2.6), [-1.0, 0.0, 1.0], 0.5, 40.0) == [-1.0, 0.0, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert widened(lambda place: abs(place + 2.0), [-1.0, 0.0], 1.0, 40.0) == [-3.0, -2.0, -1.0, 0.0]
+    assert widened(lambda place: place, [0.0, 1.0], 1.0, 3.5) == [-3.0, -2.0, -1.0, 0.0, 1.0]
+    assert widened(lambda place: math.nan, [0.0, 1.0], 1.0, 3.5) == [0.0, 1.0]

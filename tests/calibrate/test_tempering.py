@@ -48,6 +48,31 @@ def test_the_temperature_is_scipys(samples):
     assert found.after < found.before == pytest.approx(slow_nll(draws, 1.0) / 120, rel=1e-5)
 
 
+@pytest.mark.parametrize("factor", [0.02, 50.0])
+def test_a_temperature_far_from_1_is_scipys(factor):
+    """Logits that are 50 times too small or too large; the first grid ends at a factor of 7.4."""
+    draws = overconfident(factor=factor, n=300)
+    near = (math.log(factor) - 1, math.log(factor) + 1)
+    wanted = optimize.minimize_scalar(
+        lambda log_t: slow_nll(draws, math.exp(log_t)) + log_t**2 / 2, bounds=near, method="bounded", options={"xatol": 1e-6}
+    )
+    found = fit_tempering(CLASSES, draws)
+    assert found.taken and math.log(found.value) == pytest.approx(wanted.x, abs=1e-3)
+    assert found.value == pytest.approx(factor, rel=0.3)
+    best = slow_nll(draws, math.exp(wanted.x)) / 300
+    assert best < found.after < best + 0.01  # cross-validation, too, reaches such temperatures
+
+
+@pytest.mark.parametrize("log_variance", [-12.0, -6.0, 9.0])
+def test_a_noise_that_the_model_names_far_too_small_is_made_large_enough(log_variance):
+    """As of a network that has memorized its training data: the true variance is 1."""
+    y = torch.randn(500, generator=torch.Generator().manual_seed(4))
+    draws = Draws(torch.stack([torch.zeros(1, 500), torch.full((1, 500), log_variance)], -1), y, torch.arange(500))
+    found = fit_tempering(likelihood_for("gaussian"), draws)
+    assert found.taken and math.log(found.value) + log_variance == pytest.approx(math.log(float(y.square().mean())), abs=0.06)
+    assert found.after == pytest.approx(-stats.norm.logpdf(y.numpy()).mean(), abs=0.02)
+
+
 def test_a_temperature_that_does_not_help_is_left_out_and_said():
     draws = overconfident(factor=1.0, n=60, seed=3)
     found = fit_tempering(CLASSES, draws)

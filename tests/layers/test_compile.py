@@ -94,6 +94,22 @@ def test_eval_is_one_graph(backend):
         assert torch.allclose(compiled(x), model(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("posterior", ["independent", "rank-one"])
+def test_a_compiled_model_draws_for_batches_of_several_sizes(posterior):
+    """From the second size on, torch compiles for any; with and without a gradient, as a training and its validation do."""
+    torch.manual_seed(0)
+    model = svdc.convert(
+        nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.5), nn.Linear(400, 1)), log_sigma2=0.0, posterior=posterior
+    )
+    svdc.convert_dropout(model)
+    compiled, one = torch.compile(model.train(), backend="aot_eager"), torch.ones(1, 6)
+    for size in (800, 500, 300):
+        with torch.no_grad():
+            found, expected = (net(one.expand(size, 6)) for net in (compiled, model))
+        assert found.std() == pytest.approx(float(expected.std()), rel=0.2) and float(found.std()) > 1
+        compiled(one.expand(size - 1, 6)).sum().backward()
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_layers_that_draw_leave_the_graph(backend, in_place):

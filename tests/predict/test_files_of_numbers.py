@@ -60,6 +60,31 @@ def test_whole_numbers_are_numbers(tmp_path, onnx):
     assert np.array_equal(whole, floating)
 
 
+@pytest.mark.parametrize("onnx", [False, True])
+def test_bytes_in_an_array_of_columns_are_numbers(tmp_path, numbers, monkeypatch, onnx):
+    """A table has no images, whose bytes are divided by 255."""
+    table = {"columns": ["a", "b", "c"], "categories": {}, "transform": [{"normalize": {"mean": [1.0], "std": [9.0]}}]}
+    run = SimpleNamespace(**{**vars(numbers), "preprocessing": table})
+    monkeypatch.setattr(_run, "open_run", lambda folder: run)
+    x = np.arange(12).reshape(4, 3) * 20
+    found = []
+    for kind in (np.float32, np.uint8, np.int64, np.bool_):
+        np.save(tmp_path / "x.npy", x.astype(kind))
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=5, seed=1, onnx=onnx)
+        found.append(np.load(tmp_path / "p.npz")["mean"])
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    assert not np.allclose(found[0], found[3])  # True is 1
+
+
+def test_bytes_that_are_no_images_are_doubted(tmp_path):
+    """Whether the run was trained on bytes is not known."""
+    np.save(tmp_path / "x.npy", np.arange(12, dtype=np.uint8).reshape(4, 3))
+    told = {}
+    with pytest.warns(UserWarning, match=r"x\.npy: byte inputs \(uint8\) are divided by 255 like images"):
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=5, told=told)
+    assert len(told["warnings"]) == 1
+
+
 def test_tokens_stay_whole(tmp_path, numbers, monkeypatch):
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)), log_sigma2=-3.0).eval()

@@ -1,5 +1,6 @@
 """Scores and calibration against loops, torchmetrics, scikit-learn and closed forms."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,8 +8,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from svdcompress.errors import DataError
-from svdcompress.uncertainty import auroc, fit_tau, fit_temperature, quality, regression_quality, rejection, reliability
+from svdcompress.errors import DataError, UsageError
+from svdcompress.uncertainty import (
+    auroc,
+    fit_tau,
+    fit_temperature,
+    paired_rmse,
+    paired_shares,
+    quality,
+    regression_quality,
+    rejection,
+    reliability,
+    selective,
+)
 
 
 def random_predictions(n=400, classes=5, seed=0):
@@ -146,3 +158,38 @@ def test_tau_is_the_precision_of_the_noise():
 def test_scores_of_nan_have_no_rank():
     with pytest.raises(DataError, match="outside: 1 of 3 scores are NaN"):
         auroc(torch.rand(4), torch.tensor([0.1, torch.nan, 0.3]))
+
+
+def test_columns_are_rows():
+    """A network with one output predicts (N, 1), beside targets (N,): spread over (N, N), figures would be of other pairs."""
+    draw = torch.Generator().manual_seed(0)
+    mean, variance, target = (torch.randn(60, generator=draw) for _ in range(3))
+    variance = variance.exp()
+    squares = (target - mean).square()
+    figures, curve = regression_quality(mean, variance, target), rejection(variance, squares)
+    answered, taus = selective(variance, squares, [0.5]), fit_tau(mean, variance, target)
+    moved = paired_rmse(squares, variance)
+    column = lambda values: values[:, None]  # noqa: E731
+    for a, b, c in itertools.product((column, torch.clone), repeat=3):
+        assert regression_quality(a(mean), b(variance), c(target)) == figures
+        assert rejection(a(variance), b(squares)) == curve and selective(a(variance), b(squares), [0.5]) == answered
+        assert fit_tau(a(mean), b(variance), c(target)) == taus
+        assert paired_rmse(a(squares), b(variance)) == moved
+    for work in (
+        lambda: regression_quality(mean, variance[:7], target),
+        lambda: regression_quality(mean.view(6, 10), variance.view(6, 10), target.view(10, 6)),
+        lambda: regression_quality(mean, variance, target[:1]),
+        lambda: rejection(variance, squares[:7]),
+        lambda: selective(variance, squares[:7]),
+        lambda: paired_rmse(squares, variance[:7]),
+        lambda: paired_shares(squares > 1, variance[:7] > 1),
+    ):
+        with pytest.raises(UsageError, match="of shape"):
+            work()
+
+
+def test_a_prediction_of_nan_has_no_figures():
+    """The largest number of a row with NaN is NaN's place: an error counted by it would look like one."""
+    p = torch.tensor([[0.9, 0.1], [math.nan, math.nan], [0.2, 0.8]])
+    found = quality(p, torch.tensor([0, 0, 1]))
+    assert set(found) == {"error", "nll", "brier", "ece"} and all(math.isnan(value) for value in found.values())
