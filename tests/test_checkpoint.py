@@ -17,7 +17,6 @@ from svdcompress.convert import convert, convert_dropout
 from svdcompress.errors import CheckpointError, OutputError, UsageError
 from svdcompress.layers import sampling, variational_layers
 from svdcompress.likelihoods import likelihood_of, set_likelihood
-from svdcompress.objective import kl_divergence
 from svdcompress.prune import prune
 from svdcompress.relevance import hold, relevance
 from svdcompress.uncertainty import mc_predict
@@ -314,29 +313,6 @@ def test_tensors_that_are_no_weights_are_refused_by_name(name, change, tmp_path)
         tensor = file.get_tensor(name)
     rewritten(path, {name: change(tensor)})
     refused(path, net(), name)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("5.mask", (1, 96)), ("5.mask", (96,)), ("7.mask", ()), ("7.bias_sigma2", (1,)), ("5.bias_sigma2", (8,))],
-)
-@pytest.mark.parametrize("fresh", [net, masked])
-def test_masks_and_variances_that_would_be_spread_are_refused(fresh, name, shape, tmp_path) -> None:
-    path = tmp_path / "model.safetensors"
-    save(masked(), path)
-    rewritten(path, {name: torch.ones(shape, dtype=torch.bool if name.endswith("mask") else torch.float32)})
-    refused(path, fresh(), name, "shape")
-
-
-def test_shares_and_thresholds_may_be_written_in_any_form(tmp_path) -> None:
-    path = tmp_path / "model.safetensors"
-    save(converted(), path)
-    layers = read_manifest(path)["layers"]
-    rewritten(path, layers={name: {**layer, "share": ["weight", "input"], "threshold": 2.0} for name, layer in layers.items()})
-    for model in (load(path, net()), load(path, converted())):
-        for _, layer in variational_layers(model):
-            assert layer.share == {"weight": 0.5, "input": 0.5} and set(layer.threshold.values()) == {2.0}
-        assert torch.isfinite(kl_divergence(model)) and 0 < relevance(model).kept < relevance(model).total
 
 
 def test_infinities_of_a_causal_mask_are_meant(tmp_path) -> None:
