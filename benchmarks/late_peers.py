@@ -6,7 +6,7 @@
 starts from. That is checked by the stored figures: accuracy on both parts of the data, settings of the recovery, images,
 batch size, precision, PyTorch and device. The peer is trained as by `benchmarks/real.py` (which says how), for as many epochs
 as the row and to the size of its network. Which images that network gets wrong is not known any more, so the change is not
-paired: its interval is Newcombe's for two independent shares, which is wider than a paired one. The row then says so.
+paired: its interval is Newcombe's for two independent shares, which is usually wider than a paired one. The row then says so.
 A stopped peer is resumed, in the folder that holds RUN.
 """
 

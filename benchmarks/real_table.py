@@ -101,7 +101,7 @@ def table(results: dict[str, Any]) -> str:
             ),
             f"augmentation {json.dumps(made['augment'])}",
             f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
-            *(f"{label}: {net['note']}" for label, net in one["nets"].items() if "note" in net),  # added by hand
+            *(f"{label}: {net['note']}" for label, net in one["nets"].items() if "note" in net),  # made otherwise than the rest
         ]
         lines += [f"## {name}", "", f"Anchor: {one['anchor']}.", "", *(f"- {fact}" for fact in facts), ""]
         lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]

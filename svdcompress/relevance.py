@@ -53,7 +53,8 @@ class Masks(Mapping[str, Tensor]):
 
     @property
     def kept(self) -> int:
-        """Number of weights kept, over all layers."""
+        """Number of weights kept, over all layers. `prune` also removes those whose unit is read by nothing that is kept, or
+        reads nothing: `svdcompress.selection.count_nonzero` counts what it leaves."""
         return sum(int(mask.sum()) for mask in self.values())
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError, UsageError
-from svdcompress.uncertainty import as_rows, like
+from svdcompress.uncertainty import shaped_like
 
 ROUNDING = 1e-5
 """How far a score may lie above the limit and still count as equal to it. The limit is the score of a validation example. If
@@ -73,7 +73,9 @@ class ConformalIntervals:
 
     def intervals(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper ends, of the shape of the mean, (N,) or (N, targets). Raises UsageError if the shapes don't fit."""
-        deviation = like(mean, deviation, "deviation")
+        if isinstance(self.width, tuple) and (mean.dim() < 2 or mean.shape[-1] != len(self.width)):
+            raise UsageError(f"mean: of shape {tuple(mean.shape)}; there are {len(self.width)} targets, each with a width")
+        deviation = shaped_like(mean, deviation, "deviation")
         width = self.width if isinstance(self.width, float) else torch.tensor(self.width, dtype=mean.dtype, device=mean.device)
         return mean - width * deviation, mean + width * deviation
 
@@ -143,10 +145,26 @@ def conformal_sets(
     Example: conformal_sets(p, y, 0.9).sets(mc_predict(model, x).mean)
     """
     coverage = check_coverage(coverage)
-    _, labels = as_rows(probabilities, labels)
+    labels = _fitting(labels, probabilities)
     truths = scores(probabilities.double(), penalty, free).gather(1, labels.view(-1, 1)).squeeze(1)
     truths = truths.masked_fill(probabilities.isnan().any(1), math.nan)
     return sets_from(truths, labels, probabilities.shape[1], coverage, penalty=penalty, free=free)
+
+
+def _fitting(labels: Tensor, probabilities: Tensor) -> Tensor:
+    """Labels as (N,) whole numbers; raises as `conformal_sets` does."""
+    shape = tuple(probabilities.shape)
+    if len(shape) != 2 or shape[1] < 2:
+        raise UsageError(
+            f"probabilities: of shape {shape}, where (N, classes) is needed. If a model gives those of yes alone, stack 1 - p "
+            "and p; if it gives a map, move its classes last and flatten the rest"
+        )
+    labels = labels.detach().to(probabilities.device).long().flatten()
+    if len(labels) != shape[0]:
+        raise DataError(f"labels: {len(labels)} labels for probabilities of shape {shape}")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < shape[1]:
+        raise DataError(f"labels: {int(labels.min())} to {int(labels.max())} for {shape[1]} classes")
+    return labels
 
 
 def sets_from(
@@ -177,8 +195,8 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
     and gives one width for all.
     """
     coverage = check_coverage(coverage)
-    distance = (like(mean, targets, "targets").double() - mean.double()).abs()
-    ratio = distance / like(mean, deviation, "deviation").double().clamp_min(torch.finfo(torch.float64).tiny)
+    distance = (shaped_like(mean, targets, "targets", spread=False).double() - mean.double()).abs()
+    ratio = distance / shaped_like(mean, deviation, "deviation").double().clamp_min(torch.finfo(torch.float64).tiny)
     return intervals_from(ratio, coverage)
 
 

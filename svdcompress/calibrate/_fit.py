@@ -13,7 +13,6 @@ from svdcompress.calibrate._draws import Draws, draws_of
 from svdcompress.calibrate._search import outward, refined
 from svdcompress.calibrate._tempering import (
     Table,
-    centre,
     cross_validated,
     fit_knob,
     folds_of,
@@ -109,7 +108,6 @@ class _Search:
         self.knobs: dict[float, float] = {}
         self.nlls: dict[float, float] = {}
         self.tables: dict[float, Table] = {}
-        self.about: float | None = None
         self.last: Draws
 
     def look(self, setting: float) -> float:
@@ -117,13 +115,11 @@ class _Search:
         if setting in self.costs:
             return self.costs[setting]
         self.last = draws = self.draw(setting)
-        if self.about is None:
-            self.about = centre(self.likelihood, draws)
         knob, cost = 0.0, 0.0
         if self.tempering:
-            knob, nll = fit_knob(self.likelihood, draws, self.about)
+            knob, nll = fit_knob(self.likelihood, draws)
             cost = penalty(self.likelihood, knob)
-            self.tables[setting] = table(self.likelihood, draws, self.about)
+            self.tables[setting] = table(self.likelihood, draws)
         else:
             rows = nll_rows(self.likelihood, draws, 0.0)
             nll = float(rows.mean())

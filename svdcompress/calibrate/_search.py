@@ -43,7 +43,7 @@ def widened(function: Callable[[float], float], grid: Sequence[float], step: flo
     places = list(grid)
     values = [function(place) for place in places]
     for end, by in ((0, -step), (-1, step)):
-        while values[end] == min(values) and abs(places[end] + by) <= farthest:
+        while math.isfinite(values[end]) and values[end] == min(values) and abs(places[end] + by) <= farthest:
             places.insert(0 if end == 0 else len(places), places[end] + by)
             values.insert(0 if end == 0 else len(values), function(places[end]))
     return places
@@ -70,7 +70,8 @@ def outward(
                 break
         end = grid[0] if by < 0 else grid[-1]
         for _ in range(farther if by and end in values else 0):
-            if values[end] > min(value for place, value in values.items() if place != end) - WORTH:
+            others = min(value for place, value in values.items() if place != end)
+            if not (math.isfinite(values[end]) and values[end] <= others - WORTH):
                 break
             end += by
             values[end] = function(end)

@@ -27,7 +27,7 @@ COARSE, FINE = 0.4, 0.2
 """Steps of log temperatures beyond `GRID`: in a search, and for cross-validation."""
 
 FARTHEST = 40.0
-"""The log temperature at which all searches end, far beyond what the prior leaves of any fit."""
+"""The log temperature at which a search ends in any case."""
 
 NOISE_GRID = tuple(0.25 * step for step in range(-32, 5))
 """Log noise variances that are tried, minus the log of the mean squared error, which the noise cannot exceed."""
@@ -103,9 +103,9 @@ def penalty(likelihood: Likelihood, log_knob: float) -> float:
     return 0.0 if likelihood.constant_noise else 0.5 * (log_knob / SPREAD) ** 2
 
 
-def fit_knob(likelihood: Likelihood, draws: Draws, about: float | None = None) -> tuple[float, float]:
+def fit_knob(likelihood: Likelihood, draws: Draws) -> tuple[float, float]:
     """(log knob, mean NLL with it): the knob with the lowest NLL on all draws, its prior included."""
-    start = centre(likelihood, draws) if about is None else about
+    start = centre(likelihood, draws)
 
     @cache
     def loss(knob: float) -> float:
@@ -127,8 +127,9 @@ class Table:
     extra: Tensor
 
 
-def table(likelihood: Likelihood, draws: Draws, about: float) -> Table:
-    """The knobs of the grid around a center, and further ones while the sum over all targets gets better."""
+def table(likelihood: Likelihood, draws: Draws) -> Table:
+    """The knobs of the grid around its center, and further ones while the sum over all targets gets better."""
+    about = centre(likelihood, draws)
 
     @cache
     def rows(step: float) -> Tensor:
@@ -179,11 +180,11 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
     if examples < FEWEST and not likelihood.constant_noise:
         note = f"{examples} validation examples are too few to fit a temperature; {FEWEST} are needed"
         return Tempered(1.0, before, before, False, examples, note)
-    knob, fitted = fit_knob(likelihood, draws, about)
+    knob, fitted = fit_knob(likelihood, draws)
     if examples < 2:
         note = "one validation example says nothing about the noise"
         return Tempered(math.exp(-knob), before, fitted, True, examples, note)
-    tried = table(likelihood, draws, about)
+    tried = table(likelihood, draws)
     after = float(cross_validated(tried.rows, tried.extra, folds_of(draws)).mean())
     if likelihood.constant_noise:
         note = f"{examples} validation examples say little about the noise; {FEWEST} are needed" if examples < FEWEST else ""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import unwrapped
 from svdcompress.checkpoint._manifest import read_manifest
-from svdcompress.checkpoint._problems import FOLLOWS, OPTIONAL, problems
+from svdcompress.checkpoint._problems import OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
 from svdcompress.convert import fold_like, leave_fused_paths, unchanged_on_error
 from svdcompress.errors import CheckpointError, UsageError, shortened
@@ -120,10 +120,6 @@ def _apply(model: nn.Module, manifest: dict[str, Any], tensors: dict[str, Tensor
             module.train(module.training)  # forget what it derived from its old weights
             if module.log_sigma2.shape != module.weight.shape:
                 raise ValueError(f"{name}: the variances have shape {tuple(module.log_sigma2.shape)}, unlike the weight")
-            for key in OPTIONAL:  # of another shape they might be broadcast without a word
-                value, leader = getattr(module, key), getattr(module, FOLLOWS[key])
-                if value is not None and (leader is None or value.shape != leader.shape):
-                    raise ValueError(f"{name}.{key} has shape {tuple(value.shape)}, unlike the {FOLLOWS[key]}")
     for name, module in model.named_modules():
         _check_lengths(name, module)
 

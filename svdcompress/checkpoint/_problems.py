@@ -31,7 +31,7 @@ from svdcompress.sources import FLOATS, finite_as
 OPTIONAL = ("mask", "bias_sigma2")
 """Buffers that a variational layer may lack."""
 
-FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
+_FOLLOWS = {"log_sigma2": "weight", "mask": "weight", "bias_sigma2": "bias"}
 """Tensors that only a variational layer has, each with the tensor of the dense layer whose shape it has."""
 
 
@@ -64,6 +64,7 @@ def problems(model: nn.Module, manifest: dict[str, Any], tensors: Mapping[str, T
         yield from _tensor_problem(name, state[name], tensors[name], shapes)
     for name, tensor in tensors.items():
         yield from _value_problem(name, tensor, state.get(name))
+        yield from _follower_problem(name, tensor, tensors)
     kept: dict[int, str] = {}
     for name, value in state.items():
         other = kept.setdefault(id(value), name) if isinstance(value, Tensor) else name
@@ -123,7 +124,7 @@ def _name_problems(
     for name in sorted(set(tensors) - set(state)):
         prefix, _, key = name.rpartition(".")
         made_by_pruning = key == "bias" and name in shapes
-        own = key in FOLLOWS or any(key in keys for keys in spreads.values())
+        own = key in _FOLLOWS or any(key in keys for keys in spreads.values())
         if not (made_by_pruning or (own and _canonical_in(variational, prefix, manifest))):
             yield f"{name}: not in the model"
 
@@ -144,11 +145,21 @@ def _canonical_in(variational: set[str], prefix: str, manifest: dict[str, Any]) 
 
 def _tensor_problem(name: str, own: Any, stored: Tensor, shapes: Mapping[str, Any]) -> Iterator[str]:
     prefix, _, key = name.rpartition(".")
-    leader = f"{prefix}.{FOLLOWS.get(key, key)}" if prefix else FOLLOWS.get(key, key)
+    leader = f"{prefix}.{_FOLLOWS.get(key, key)}" if prefix else _FOLLOWS.get(key, key)
     if own.shape != stored.shape and list(stored.shape) != shapes.get(leader):
         yield f"{name}: shape {tuple(stored.shape)} in the file, {tuple(own.shape)} in the model"
     elif not (own.is_floating_point() and stored.dtype in FLOATS) and own.dtype != stored.dtype:
         yield f"{name}: {stored.dtype} in the file, {own.dtype} in the model"
+
+
+def _follower_problem(name: str, stored: Tensor, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield what is wrong with the shape of a mask or a bias variance: it might be spread over the layer without a word."""
+    prefix, _, key = name.rpartition(".")
+    if key in OPTIONAL:
+        leader = tensors.get(f"{prefix}.{_FOLLOWS[key]}".lstrip("."))
+        if leader is None or leader.shape != stored.shape:
+            other = "none" if leader is None else f"of shape {tuple(leader.shape)}"
+            yield f"{name}: of shape {tuple(stored.shape)}, but the {_FOLLOWS[key]} in the file is {other}"
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from svdcompress.cli._common import (
     Debug,
@@ -192,7 +193,7 @@ def _elsewhere(result: dict[str, Any]) -> Table:
     table.add_column("")
     table.add_column("score")
     for name in sets:
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
     for row in rows:
         for place, score in enumerate(row["ood"][sets[0]]):
             figures = [f"{row['ood'][name][score]:.4f}" for name in sets]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def experiment(
         found = experiments.outline(made)
         print_json({**found, "out": str(folder)}) if json else _show(found, folder, out_console())
         return
-    say = (lambda line: None) if quiet or json else err_console().print
+    say = (lambda line: None) if quiet or json else partial(err_console().print, markup=False)
     results = experiments.run_recipe(made, folder, say, overwrite=overwrite)
     if json:
         print_json({**results, "out": str(folder)})
@@ -51,8 +52,9 @@ def _show(found: dict[str, Any], folder: Path, console: Console) -> None:
     for name, value in found["settings"].items():
         console.print(f"  {name} = {value}", markup=False, highlight=False)
     data = f"data {found['data']}" if found["data"] else "data of its own"
-    console.print(f"\n{data}, seed {found['seed']}, on {found['device']}", highlight=False)
+    console.print(f"\n{data}, seed {found['seed']}, on {found['device']}", markup=False, highlight=False)
     console.print(
         f"It trains its nets, compares them and writes report.html, report.json, recipe.yaml and pictures to {folder}/",
+        markup=False,
         highlight=False,
     )

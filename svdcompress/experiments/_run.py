@@ -11,8 +11,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from svdcompress import report
 from svdcompress.errors import RecipeError, UsageError
 from svdcompress.experiments._common import Context, read_settings
@@ -50,7 +48,7 @@ def run(
         raise UsageError(f"the experiment {name} runs in one process; start it without accelerate or torchrun")
     context = dataclasses.replace(context, device=str(place.device), seconds={})
     if moved := prepare(context.out, overwrite=overwrite):
-        context.say(escape(moved))
+        context.say(moved)
     shutil.rmtree(context.out / "state")  # only for runs that can be resumed
     seed_everything(context.seed, name)
     start = time.monotonic()

@@ -27,7 +27,7 @@ from svdcompress.pipeline._same_start import check_start
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
 from svdcompress.sources import Data, check_types, example_inputs, open_data, save_weights
-from svdcompress.train import write_atomically
+from svdcompress.train import on_first, write_atomically
 
 EXAMPLES = 2
 """The number of examples with which graphs are traced."""
@@ -108,12 +108,15 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     model.eval()
     with _figures.there(context.place.device, model):
         trainer = trainer.with_tau(Passes(model, data).noise_precision)
-    if context.place.first:
+
+    def keep() -> None:
         with _figures.there(context.place.device, model):
             found = None if recipe.loss.class_weights else no_skill(model, data, context.place.device)
         if found:
             context.warn(found)
         write_atomically(context.out / "dense.safetensors", lambda path: save_weights(model, path))
+
+    on_first(context.place, keep)
     return Dense(model, trainer, beta, trained)
 
 

@@ -20,6 +20,7 @@ from svdcompress.sources import (
     decode,
     frame_inputs,
     image_files,
+    is_table,
     load_npy,
     load_npz,
     look_at,
@@ -93,20 +94,15 @@ def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping
     )
 
 
-def is_table(preprocessing: Mapping[str, Any]) -> bool:
-    """Whether a run's inputs are the columns of a table, as numbers."""
-    return "columns" in preprocessing and not preprocessing.get("text")
-
-
 def bytes_as_images(path: str | Path, raw: Any, preprocessing: Mapping[str, Any]) -> str:
     """The warning for bytes that don't have the shape of images, but will be scaled like images; or ""."""
     found: list[bool] = []
     map_tensors(raw, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
-    if is_table(preprocessing) or not any(found):
+    if is_table(preprocessing, raw) or not any(found):
         return ""
     return (
         f"{path}: byte inputs (uint8) are divided by 255 like images; give other data (counts, columns) as another type "
-        "(float32), unless the run was trained on bytes, too"
+        "(float32), unless the run was trained on bytes as well"
     )
 
 

@@ -30,9 +30,9 @@ from svdcompress.export import read_metadata
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline import OpenRun, Preprocessing, open_run
 from svdcompress.predict._promises import wanted
-from svdcompress.predict._read import bytes_as_images, is_table, read_inputs, unknown_preparation
+from svdcompress.predict._read import bytes_as_images, read_inputs, unknown_preparation
 from svdcompress.predict._write import check_suffix, write_predictions
-from svdcompress.sources import channels_last, check_finite, preprocess
+from svdcompress.sources import channels_last, check_finite, is_table, preprocess
 from svdcompress.uncertainty import NotFiniteError, mc_predict, mean_predict
 
 MC_FILE = "model_mc.onnx"
@@ -118,9 +118,10 @@ def predict_run(
         unknown_preparation(inputs, opened.recipe, opened.preprocessing),
         bytes_as_images(inputs, raw, opened.preprocessing),
     )
-    for doubt in filter(None, doubts):
-        told.setdefault("warnings", []).append(doubt)
-        warnings.warn(doubt, stacklevel=2)
+    if any(doubts):
+        told["warnings"] = [doubt for doubt in doubts if doubt]
+        for doubt in told["warnings"]:
+            warnings.warn(doubt, stacklevel=2)
     told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
     promised = wanted(opened, answer_above, coverage, count, told)  # before anything slow
     drawn = 0 if by == "mean" else count
@@ -194,8 +195,8 @@ def _numbers(raw: Any, opened: OpenRun) -> Any:
     """Convert integers to float32 where the run's ONNX file takes floats, except bytes, which are images; tokens stay. The
     numbers of a table are converted in any case."""
     parts = {"": raw} if isinstance(raw, Tensor) else raw
-    if is_table(opened.preprocessing):
-        return map_tensors(raw, lambda tensor: tensor if tensor.is_floating_point() else tensor.float())
+    if is_table(opened.preprocessing, raw):
+        return raw if raw.is_floating_point() else raw.float()
     whole = [name for name, tensor in parts.items() if not (tensor.is_floating_point() or tensor.dtype == torch.uint8)]
     inputs = _file_inputs(opened) if whole else []
     floating = {value.name for value in inputs if value.type.tensor_type.elem_type == _FLOAT}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +39,8 @@ NO_ZEROS = dict.fromkeys(("model_compact.onnx", "model_mc_compact.onnx"), "the s
 def table(results: Mapping[str, Any], console: Console | None = None, out_dir: str | Path | None = None) -> None:
     """Print dense vs. sparse, then those of a run's files that `out_dir` holds."""
     console = console or Console()
-    view = Table(title=results.get("name"), title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    name = Text(str(results.get("name") or ""))
+    view = Table(title=name, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     view.add_column("")
     for heading in ("dense", "sparse"):
         view.add_column(heading, justify="right")
@@ -48,7 +48,7 @@ def table(results: Mapping[str, Any], console: Console | None = None, out_dir: s
     for row in rows(results):
         colour = {True: "green", False: "yellow", None: ""}[row.better]
         view.add_row(row.label, row.dense, Text(row.sparse, style="bold"), Text(row.change, style=colour))
-    console.print(view if view.row_count else f"[bold]{escape(str(results.get('name') or ''))}[/]")
+    console.print(view if view.row_count else Text(name.plain, style="bold"))
     if (trials := trials_table(results)) is not None:
         console.print()
         console.print(trials)
@@ -74,5 +74,5 @@ def _files(console: Console, folder: Path, files: Mapping[str, str]) -> None:
     view.add_column()
     for name, what in files.items():
         if (folder / name).is_file():
-            view.add_row(f"  {name}", size((folder / name).stat().st_size), what)
+            view.add_row(Text(f"  {name}"), size((folder / name).stat().st_size), Text(what))
     console.print(view)

@@ -16,6 +16,7 @@ from svdcompress.sources._nets import NETS
 from svdcompress.sources._npy import load_npy, load_npz
 from svdcompress.sources._positions import IGNORED, both_fit, class_dim, classes_second, like
 from svdcompress.sources._readers import made_by
+from svdcompress.sources._standard import is_table
 from svdcompress.sources._tables import frame_inputs, open_frame
 from svdcompress.sources._trust import (
     code_in,
@@ -64,6 +65,7 @@ __all__ = [
     "image_statistics",
     "import_name",
     "is_python_name",
+    "is_table",
     "like",
     "load_npy",
     "load_npz",

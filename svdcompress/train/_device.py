@@ -189,7 +189,7 @@ def on_first(place: Place, work: Callable[[], Value]) -> Value | None:
             found = work()
         except SvdcError as error:
             failed = error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the latter may come from a user's function
             broadcast(TrainingError(f"the first process failed ({type(error).__name__}: {error}); its output has the details"))
             raise
     if failed := broadcast(failed):

@@ -12,8 +12,8 @@ from svdcompress.uncertainty._intervals import paired_means, paired_parts, paire
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import plot
 from svdcompress.uncertainty._predict import NotFiniteError, ensemble_predict, mc_predict, mean_predict
-from svdcompress.uncertainty._quality import as_rows, auroc, quality, regression_quality, rejection, reliability, selective
-from svdcompress.uncertainty._shapes import like
+from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
+from svdcompress.uncertainty._shapes import shaped_like
 from svdcompress.uncertainty._shift import LEVELS, shifts
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Gathered",
     "NotFiniteError",
     "Prediction",
-    "as_rows",
     "auroc",
     "compare",
     "ensemble_contender",
@@ -34,7 +33,6 @@ __all__ = [
     "fit_temperature",
     "gather",
     "images_like",
-    "like",
     "mc_predict",
     "mean_contender",
     "mean_predict",
@@ -52,6 +50,7 @@ __all__ = [
     "reliability",
     "sampled_contender",
     "selective",
+    "shaped_like",
     "shifts",
     "significant",
     "wilson",

@@ -54,6 +54,7 @@ def totals_of_probabilities(probabilities: Tensor, labels: Tensor, owner: Tensor
     bins = torch.zeros(len(p), BINS, dtype=torch.float64)
     bins.scatter_(1, bin_of(confidence)[:, None], (confidence - right)[:, None])
     nll, brier = -chosen.clamp_min(TINY).log(), p.square().sum(1) - 2 * chosen + 1
+    right = right.masked_fill(p.isnan().any(1), math.nan)  # as in `quality`
     return _summed(torch.cat([torch.stack([1 - right, nll, brier], 1), bins], 1), owner, inputs, True)
 
 

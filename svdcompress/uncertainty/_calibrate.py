@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
-from svdcompress.uncertainty._quality import regression_quality
+from svdcompress.uncertainty._quality import as_rows, regression_quality
+from svdcompress.uncertainty._shapes import shaped_like
 
 LEAST, MOST = 0.01, 100.0
 """Limits of a temperature; a network that makes no mistake on the validation data ends at the lower one."""
@@ -21,7 +22,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The T with the lowest NLL of `softmax(logits / T)` (Guo et al. 2017); logits: (N, C), or (N,) for yes or no.
 
     The NLL is convex in 1 / T; bisection finds the zero of its slope `mean(E_p[z] - z_label)`. A logit of -inf rules its class
-    out. Raises DataError for logits that are NaN or +inf, and for a label whose class is ruled out (infinite NLL).
+    out. Raises DataError for logits that are NaN or +inf, for labels that don't fit them, and for a label whose class is ruled
+    out (infinite NLL).
     """
     z = logits.detach().double()
     z = z.flatten() if z.dim() == 2 and z.shape[1] == 1 else z
@@ -29,7 +31,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     if bool((z.isnan() | (z == math.inf)).any()):
         raise DataError("logits: they contain NaN or +inf, which no temperature can fit; has the training diverged?")
     z = z.masked_fill(z == -math.inf, NEVER)
-    chosen = z.gather(1, labels.detach().to(z.device).long().view(-1, 1)).squeeze(1)
+    _, labels = as_rows(z, labels)
+    chosen = z.gather(1, labels[:, None]).squeeze(1)
     if impossible := int((chosen == NEVER).sum()):
         raise DataError(
             f"labels: {impossible:,} of them belong to a class whose logit is -inf, which no temperature can make possible"
@@ -48,9 +51,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 def fit_tau(mean: Tensor, epistemic: Tensor, target: Tensor) -> float:
     """The tau with the lowest NLL of `N(target; mean, epistemic + 1 / tau)`, all of one shape (Gal & Ghahramani 2016).
 
-    Without epistemic variance, tau is 1 / mean squared error.
+    Without epistemic variance, tau is 1 / mean squared error. Raises UsageError for shapes that differ by more than dimensions
+    of 1.
     """
-    error = float((target.double().view_as(mean) - mean.double()).square().mean())
+    target = shaped_like(mean, target, "target", spread=False)
+    error = float((target.double() - mean.double()).square().mean())
     best = math.log(max(error, 1e-300))
 
     def nll(log_noise: float) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from svdcompress.uncertainty._shapes import shaped_like
+
 
 class Explained:
     """R2 = 1 - SS_res / SS_tot of values, accumulated batch by batch in double precision.
@@ -53,5 +55,6 @@ class Explained:
 
 
 def r2(mean: Tensor, target: Tensor) -> float | None:
-    """R2 of values (N, ...) for targets of the same shape, as computed by `Explained`."""
-    return Explained().add(mean, target).r2
+    """R2 of values (N, ...) for targets of the same shape, as computed by `Explained`. Raises UsageError for shapes that differ
+    by more than dimensions of 1."""
+    return Explained().add(mean, shaped_like(mean, target, "target", spread=False)).r2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.uncertainty._quality import Z95
-from svdcompress.uncertainty._shapes import like
+from svdcompress.uncertainty._shapes import shaped_like
 
 MANY, DRAWS = 5000, 4000
 """Differences above which `paired_parts` takes the normal approximation, and its draws of random weights below that."""
@@ -33,7 +33,7 @@ def paired_shares(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float,
     differ count, and it is valid even if there are few or none. z: the normal quantile of its edges. Raises UsageError for
     shapes that differ by more than dimensions of 1.
     """
-    before, after = before.flatten().bool(), like(before, after, "after", "before", spread=False).flatten().bool()
+    before, after = before.flatten().bool(), shaped_like(before, after, "after", of="before", spread=False).flatten().bool()
     gained, lost, total = int((after & ~before).sum()), int((before & ~after).sum()), len(before)
     if not total:
         return -1.0, 1.0
@@ -106,7 +106,7 @@ def paired_rmse(before: Tensor, after: Tensor, z: float = Z95) -> tuple[float, f
     hundred. z: the normal quantile of its edges. Infinite for fewer than two. Raises UsageError for shapes that differ by more
     than dimensions of 1.
     """
-    after = like(before, after, "after", "before", spread=False)
+    after = shaped_like(before, after, "after", of="before", spread=False)
     if len(before) < 2:
         return -math.inf, math.inf
     roots = [max(math.sqrt(float(squares.double().mean())), torch.finfo(torch.float64).tiny) for squares in (before, after)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
-from svdcompress.uncertainty._shapes import like
+from svdcompress.uncertainty._shapes import shaped_like
 
 BINS = 15
 """Bins of the calibration error and the reliability diagram, of equal width in confidence."""
@@ -52,7 +52,7 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict
     where = (torch.bucketize(confidence, edges.to(confidence.device), right=True) - 1).clamp(0, bins - 1)
     count = torch.bincount(where, minlength=bins)
     sure = torch.zeros(bins, dtype=torch.float64, device=p.device).index_add_(0, where, confidence)
-    right = torch.zeros_like(sure).index_add_(0, where, (guess == labels).double())
+    right = torch.zeros_like(sure).index_add_(0, where, (guess == labels).double().masked_fill(confidence.isnan(), math.nan))
 
     def mean(total: Tensor) -> list[float | None]:
         return [float(t / n) if n else None for t, n in zip(total, count, strict=True)]
@@ -140,8 +140,8 @@ def regression_quality(mean: Tensor, variance: Tensor, target: Tensor) -> dict[s
 
     Raises UsageError for shapes that differ by more than dimensions of 1; a variance may also be one for several means.
     """
-    mean, variance = mean.double(), like(mean, variance, "variance").double()
-    target = like(mean, target, "target", spread=False).double()
+    mean, variance = mean.double(), shaped_like(mean, variance, "variance").double()
+    target = shaped_like(mean, target, "target", spread=False).double()
     squares = (target - mean).square()
     variance = variance.clamp_min(torch.finfo(torch.float64).tiny)
     nll = 0.5 * (math.log(2 * math.pi) + variance.log() + squares / variance)
@@ -155,7 +155,7 @@ def regression_quality(mean: Tensor, variance: Tensor, target: Tensor) -> dict[s
 
 def _rows(score: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
     """Both as (N,)."""
-    return score.flatten(), like(score, loss, "loss", "the score", spread=False).flatten()
+    return score.flatten(), shaped_like(score, loss, "loss", of="the score", spread=False).flatten()
 
 
 def _calibration_error(p: Tensor, labels: Tensor) -> float:

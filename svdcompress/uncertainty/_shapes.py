@@ -7,7 +7,7 @@ from torch import Tensor
 from svdcompress.errors import UsageError
 
 
-def like(reference: Tensor, values: Tensor, name: str, of: str = "the mean", *, spread: bool = True) -> Tensor:
+def shaped_like(reference: Tensor, values: Tensor, name: str, *, of: str = "the mean", spread: bool = True) -> Tensor:
     """The values in the shape of the reference: (N, 1) is (N,). spread: whether fewer values may stand for several, as one for
     each row in (N, 1). name, of: what the values and the reference are called. Raises UsageError if they don't fit."""
     if values.shape == reference.shape:

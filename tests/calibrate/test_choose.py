@@ -44,12 +44,14 @@ def test_a_posterior_that_is_too_narrow_is_scaled_where_a_temperature_alone_is_n
     assert {one.name for one in found.tried} == {"variational", "scaled"}
 
 
-def test_a_posterior_that_is_far_too_wide_is_narrowed_as_far_as_it_takes():
-    """The variances of a posterior that was never trained can be thousands of times too large; the first grid ends at 20."""
+@pytest.mark.parametrize(("log_sigma2", "noise"), [(3.0, 0.1), (6.0, 0.01)])
+def test_a_posterior_that_is_far_too_wide_is_narrowed_as_far_as_it_takes(log_sigma2, noise):
+    """The variances of a posterior that was never trained can be thousands of times too large; the first grid ends at 20. The
+    noise gets smaller with them."""
     torch.manual_seed(0)
     x = torch.rand(400, 1) * 2 - 1
-    y = (2 * x).squeeze(1) + 0.1 * torch.randn(400)
-    model = convert(nn.Linear(1, 1), log_sigma2=3.0).eval()
+    y = (2 * x).squeeze(1) + noise * torch.randn(400)
+    model = convert(nn.Linear(1, 1), log_sigma2=log_sigma2, threshold=50.0).eval()
     with torch.no_grad():
         model.weight.fill_(2.0)
         model.bias.zero_()
@@ -57,7 +59,7 @@ def test_a_posterior_that_is_far_too_wide_is_narrowed_as_far_as_it_takes():
     found = calibrate(model, data, data, Regression(), posterior="scaled")
     assert found.posterior == "scaled" and float((found.model.log_sigma2 - model.log_sigma2).detach()) < -5
     (judged,) = (one.nll for one in found.tried if one.name == "scaled")
-    assert judged < math.log(0.1) + 0.5 * math.log(2 * math.pi * math.e) + 0.1  # that of the noise in the data
+    assert judged < math.log(noise) + 0.5 * math.log(2 * math.pi * math.e) + 0.1  # that of the noise in the data
 
 
 def test_one_that_does_not_help_is_left_out_and_said():

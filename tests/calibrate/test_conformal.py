@@ -146,3 +146,18 @@ def test_labels_of_sets_fit_or_are_refused():
     for wrong in (labels - 1, labels + 1, labels[:50]):
         with pytest.raises(DataError, match="labels"):
             conformal_sets(p, wrong, 0.8)
+    for odd in (p[:, 0], p[:, :1], p.view(60, 3, 1)):
+        with pytest.raises(UsageError, match="classes"):
+            conformal_sets(odd, labels, 0.8)
+
+
+def test_each_width_is_of_one_target():
+    mean, deviation = torch.randn(60, 2), torch.ones(60, 2)
+    found = conformal_intervals(mean, deviation, mean + torch.tensor([0.1, 3.0]), 0.8)
+    lower, upper = found.intervals(mean, deviation)
+    assert lower.shape == mean.shape and len(found.widths) == 2 and bool((upper - lower)[0, 0] < (upper - lower)[0, 1])
+    for other in (mean[:, :1], mean[0], torch.randn(5, 3)):
+        with pytest.raises(UsageError, match="2 targets"):
+            found.intervals(other, torch.ones_like(other))
+    with pytest.raises(UsageError, match="targets: of shape"):
+        conformal_intervals(mean, deviation, mean[:1], 0.8)

@@ -78,3 +78,11 @@ def test_a_grid_is_widened_until_neither_end_is_the_best():
     assert widened(lambda place: abs(place + 2.0), [-1.0, 0.0], 1.0, 40.0) == [-3.0, -2.0, -1.0, 0.0]
     assert widened(lambda place: place, [0.0, 1.0], 1.0, 3.5) == [-3.0, -2.0, -1.0, 0.0, 1.0]
     assert widened(lambda place: math.nan, [0.0, 1.0], 1.0, 3.5) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_cost_that_is_not_finite_leads_nowhere(value):
+    """Such as the NLL of a label whose class a network rules out."""
+    grid = [-1.0, 0.0, 1.0]
+    assert widened(lambda place: value, grid, 0.5, 40.0) == grid
+    assert outward(lambda place: value, grid, 0.0, 1e9, farther=12) == grid

@@ -1,6 +1,8 @@
 """Names of folders and files are shown as they are: rich's markup would take what stands in brackets for a style."""
 
+import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +31,8 @@ def runs(tiny_run, tmp_path, monkeypatch):
 def test_every_command_names_what_it_used_and_wrote(runs):
     assert all(name in svdc("compare", *runs) for name in runs)
     assert "a[/b]/c[1].png" in svdc("compare", *runs, "--picture", "a[/b]/c[1].png")
-    assert "a[/b]/run[v1]" in svdc("report", runs[0])
+    shown = svdc("report", runs[0])
+    assert "a[/b]/run[v1]" in shown and shown.lstrip().startswith(json.loads(Path(runs[0], "report.json").read_text())["name"])
     assert "as stored" in svdc("verify", runs[0])
     assert "p[x].svdc: " in svdc("pack", runs[0], "--out", "p[x].svdc")
     assert "back[x].onnx: " in svdc("unpack", "p[x].svdc", "--out", "back[x].onnx")

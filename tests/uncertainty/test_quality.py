@@ -16,11 +16,13 @@ from svdcompress.uncertainty import (
     paired_rmse,
     paired_shares,
     quality,
+    r2,
     regression_quality,
     rejection,
     reliability,
     selective,
 )
+from svdcompress.uncertainty._bootstrap import totals_of_probabilities
 
 
 def random_predictions(n=400, classes=5, seed=0):
@@ -180,6 +182,9 @@ def test_columns_are_rows():
         lambda: regression_quality(mean.view(6, 10), variance.view(6, 10), target.view(10, 6)),
         lambda: regression_quality(mean, variance, target[:1]),
         lambda: rejection(variance, squares[:7]),
+        lambda: fit_tau(mean, variance, target[:7]),
+        lambda: r2(mean, target[:1]),
+        lambda: r2(mean, torch.stack([target, target], 1)),
         lambda: selective(variance, squares[:7]),
         lambda: paired_rmse(squares, variance[:7]),
         lambda: paired_shares(squares > 1, variance[:7] > 1),
@@ -193,3 +198,14 @@ def test_a_prediction_of_nan_has_no_figures():
     p = torch.tensor([[0.9, 0.1], [math.nan, math.nan], [0.2, 0.8]])
     found = quality(p, torch.tensor([0, 0, 1]))
     assert set(found) == {"error", "nll", "brier", "ece"} and all(math.isnan(value) for value in found.values())
+    resampled = totals_of_probabilities(p, torch.tensor([0, 0, 1]), torch.arange(3), 3).figures()
+    assert all(bool(value.isnan().all()) for value in resampled.values())
+    diagram = reliability(p, torch.tensor([0, 0, 1]))
+    assert math.isnan(diagram["confidence"][-1]) and math.isnan(diagram["accuracy"][-1])
+
+
+def test_labels_that_do_not_fit_the_logits_are_refused():
+    logits = torch.randn(100, 3)
+    for labels in (torch.zeros(1), torch.zeros(50), torch.full((100,), 3), torch.full((100,), -1)):
+        with pytest.raises(DataError, match="labels"):
+            fit_temperature(logits, labels)
