@@ -216,3 +216,15 @@ def test_peers_get_the_size_that_the_goal_counts(module):
         "max-drop": (8, 900),  # a budget: whatever size it led to
     }
     assert [sizes[measure].left for measure in ("macs", "parameters", "nonzero")] == [50, 50, 20]  # of single weights
+
+
+def test_a_difference_that_is_not_paired_is_newcombes(module):
+    """9 of 10 and 3 of 10: 0.6 (0.1705 to 0.8090) in his table II of 1998, method 10."""
+    unpaired = module("late_peers").unpaired
+    assert unpaired(30.0, 90.0, 10) == pytest.approx([60.0, 17.05, 80.90], abs=0.01)
+    assert unpaired(90.0, 30.0, 10) == pytest.approx([-60.0, -80.90, -17.05], abs=0.01)
+
+
+def test_a_late_peer_is_of_the_row_with_the_longest_name(module):
+    assert module("late_peers").case_of("resnet56-macs2.6x-few") == "resnet56-macs2.6x"
+    assert module("late_peers").case_of("vgg16-nonzero80x-few") == "vgg16-nonzero80x"
