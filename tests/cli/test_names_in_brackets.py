@@ -1,13 +1,16 @@
 """Names of folders and files are shown as they are: rich's markup would take what stands in brackets for a style."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from svdcompress import report
 from svdcompress.cli import app
 
 
@@ -46,3 +49,10 @@ def test_predictions_are_named(runs):
     x = next(iter(open_run(runs[0]).data_as_read.test.batches(3)))[0]
     np.save("x[1].npy", np.asarray(x))
     assert "p[x].csv: 3 predictions" in svdc("predict", runs[0], "--input", "x[1].npy", "--out", "p[x].csv")
+
+
+def test_a_summary_is_headed_by_the_name_of_its_run(tiny_run):
+    for results in ({**tiny_run[1], "name": "run[/v1]"}, {"name": "run[/v1]"}):
+        shown = io.StringIO()
+        report.table(results, Console(file=shown, width=200))
+        assert shown.getvalue().lstrip().startswith("run[/v1]")

@@ -67,7 +67,7 @@ model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Lin
 settings = {"train.epochs": 2, "recover.epochs": 1, "report.latency": False, "uncertainty.samples": 0, "report.html": False}
 settings |= {"train.batch_size": 20, "recover.batch_size": 20}
 found = svdc.sparsify(model, (x, (x[:, 0] > 0).long()), settings=settings, quiet=True)
-print(found.results["processes"], found.folder.name, float(found.model(x).sum()), flush=True)
+print(f"{found.results['processes']} {found.folder.name} {float(found.model(x).sum())}\\n", end="", flush=True)
 """
 
 
@@ -88,7 +88,7 @@ for out in ("taken", "late"):
     try:
         svdc.sparsify(model, (x, (x[:, 0] > 0).long()), out=out, settings=settings, quiet=True)
     except svdc.errors.SvdcError as error:
-        print(out, type(error).__name__, flush=True)
+        print(f"{out} {type(error).__name__}\\n", end="", flush=True)  # in one piece, as both processes print
 """
 
 
