@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from mnist import read, write
 from real import CASES, HERE, alone, figures, trained_by, way_of
-from real_peers import PEERS, train, unpickled
+from real_peers import PEERS, file_of, train, unpickled
 from real_table import table
 from slices import UNFINISHED, Slice
 
@@ -92,7 +92,7 @@ def main() -> None:
     for peer in options.peer:
         if "change" in stored["nets"].get(peer, {}):
             continue
-        file = options.like.parent / f"{options.row}-{peer.replace(', ', '-').replace(' ', '-')}-late.pt"
+        file = file_of(options.like.parent, options.row, peer, "-late")
         done, seconds = file.with_suffix(".done.pt"), None
         if done.is_file():
             model = unpickled(done).to(device)

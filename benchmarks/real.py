@@ -41,7 +41,7 @@ from typing import Any
 import torch
 from controls import change
 from mnist import machine, read, write
-from real_peers import EVENLY, PEERS, Way, macs, nothing, peers_of, train, unpickled
+from real_peers import EVENLY, PEERS, Way, file_of, macs, nothing, peers_of, train, unpickled
 from real_table import asked, epochs_of, kept_of, table
 from slices import UNFINISHED, Slice, sparsified
 from torch import Tensor, nn
@@ -261,7 +261,7 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     store(known)
     asked_for = peers_of(opened) if options.peer is None else options.peer
     for peer in [*peers_of(opened), *EVENLY]:
-        file = options.runs / f"{row(name, options.label)}-{peer.replace(', ', '-').replace(' ', '-')}.pt"
+        file = file_of(options.runs, row(name, options.label), peer)
         done = file.with_suffix(".done.pt")
         seconds, epochs = (before.get(peer, {}).get(key) for key in ("seconds", "epochs"))
         if (

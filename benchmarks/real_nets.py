@@ -39,7 +39,7 @@ from models import crepe
 from real_nets_figures import beside, noise_figures, pitch_figures, yield_figures
 from real_nets_start import dense_weights, epochs_of_start
 from real_nets_table import table
-from real_peers import PEERS, Way, peers_of, train
+from real_peers import PEERS, Way, file_of, peers_of, train
 from real_table import asked, epochs_of, kept_of
 from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
@@ -169,7 +169,7 @@ def compared(
         if not missing(peer):
             continue
         print(f"{name}: {peer}, {way.epochs} epochs", flush=True)
-        file = run.with_name(f"{run.name}-{peer.replace(', ', '-').replace(' ', '-')}.pt")
+        file = file_of(run.parent, run.name, peer)
         try:
             start = tiny if peer == TINY else opened.dense
             assert start is not None

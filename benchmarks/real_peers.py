@@ -272,6 +272,11 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
     return model.eval(), earlier + time.monotonic() - begun
 
 
+def file_of(folder: Path, run: str, peer: str, end: str = "") -> Path:
+    """Where a peer of a run is stored while it trains."""
+    return folder / f"{run}-{peer.replace(', ', '-').replace(' ', '-')}{end}.pt"
+
+
 class _Moved(pickle.Unpickler):
     """Finds classes of benchmarks/models/ that were pickled in another folder: their modules are named after their paths."""
 

@@ -1,11 +1,8 @@
 """Checkpoints edited by hand: masks and variances of another shape are refused, settings in other forms are understood."""
 
-import json
-
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from test_checkpoint import rewritten
 from torch import nn
 
 import svdcompress as svdc
@@ -22,14 +19,6 @@ def net():
 def masked():
     model = svdc.convert(net(), log_sigma2=-5.0)
     return svdc.hold(model, {name: torch.rand(layer.weight.shape) > 0.4 for name, layer in variational_layers(model)})
-
-
-def rewritten(path, tensors=None, **manifest):
-    """Rewrite the file with other tensors or other parts of its manifest."""
-    with safe_open(str(path), "pt") as file:
-        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        own = json.loads(file.metadata()["svdcompress"])
-    save_file({**held, **(tensors or {})}, str(path), {"svdcompress": json.dumps({**own, **manifest})})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError, UsageError
-from svdcompress.uncertainty import shaped_like
+from svdcompress.uncertainty import as_rows, shaped_like
 
 ROUNDING = 1e-5
 """How far a score may lie above the limit and still count as equal to it. The limit is the score of a validation example. If
@@ -159,12 +159,7 @@ def _fitting(labels: Tensor, probabilities: Tensor) -> Tensor:
             f"probabilities: of shape {shape}, where (N, classes) is needed. If a model gives those of yes alone, stack 1 - p "
             "and p; if it gives a map, move its classes last and flatten the rest"
         )
-    labels = labels.detach().to(probabilities.device).long().flatten()
-    if len(labels) != shape[0]:
-        raise DataError(f"labels: {len(labels)} labels for probabilities of shape {shape}")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < shape[1]:
-        raise DataError(f"labels: {int(labels.min())} to {int(labels.max())} for {shape[1]} classes")
-    return labels
+    return as_rows(probabilities, labels)[1]
 
 
 def sets_from(

@@ -40,13 +40,10 @@ def least(function: Callable[[float], float], grid: Sequence[float], steps: int 
 def widened(function: Callable[[float], float], grid: Sequence[float], step: float, farthest: float) -> list[float]:
     """The places of an ascending grid, and further ones, `step` apart and no farther than `farthest` from 0, until neither the
     first nor the last is the best."""
-    places = list(grid)
-    values = [function(place) for place in places]
-    for end, by in ((0, -step), (-1, step)):
-        while math.isfinite(values[end]) and values[end] == min(values) and abs(places[end] + by) <= farthest:
-            places.insert(0 if end == 0 else len(places), places[end] + by)
-            values.insert(0 if end == 0 else len(values), function(places[end]))
-    return places
+    values = {place: function(place) for place in grid}
+    _beyond(function, values, grid[0], -step, -farthest)
+    _beyond(function, values, grid[-1], step, farthest)
+    return sorted(values)
 
 
 def outward(
@@ -55,27 +52,36 @@ def outward(
     """The places of an ascending grid that were evaluated: from `start` down, then up, each way until two places in a row are
     worse than the best so far by more than `far`.
 
-    farther: the most places that are tried beyond each end of the grid, as far apart as its last two, while the last one is
-    the best by more than `WORTH`.
+    farther: the most places that are tried beyond each end of the grid, as far apart as its first two, while the last one is
+    the best by at least `WORTH`.
     """
     values = {start: function(start)}
     at = list(grid).index(start)
-    step = grid[1] - grid[0] if len(grid) > 1 else 0.0
-    for places, by in ((grid[:at][::-1], -step), (grid[at + 1 :], step)):
+    for places in (grid[:at][::-1], grid[at + 1 :]):
         hopeless = 0
         for place in places:
             values[place] = function(place)
             hopeless = hopeless + 1 if values[place] > min(values.values()) + far else 0
             if hopeless == 2:
                 break
-        end = grid[0] if by < 0 else grid[-1]
-        for _ in range(farther if by and end in values else 0):
-            others = min(value for place, value in values.items() if place != end)
-            if not (math.isfinite(values[end]) and values[end] <= others - WORTH):
-                break
-            end += by
-            values[end] = function(end)
+    if len(grid) > 1:
+        step = grid[1] - grid[0]
+        for end, by in ((grid[0], -step), (grid[-1], step)):
+            if end in values:
+                _beyond(function, values, end, by, end + farther * by, WORTH)
     return sorted(values)
+
+
+def _beyond(
+    function: Callable[[float], float], values: dict[float, float], end: float, step: float, last: float, worth: float = 0.0
+) -> None:
+    """Add places beyond an end of those evaluated, up to `last`, while the end is the best by at least `worth`."""
+    while (last - end) / step >= 1 - 1e-9:
+        others = min((value for place, value in values.items() if place != end), default=math.inf)
+        if not (math.isfinite(values[end]) and values[end] <= others - worth):
+            break
+        end += step
+        values[end] = function(end)
 
 
 def refined(function: Callable[[float], float], around: Sequence[float], steps: int, near: float) -> float:

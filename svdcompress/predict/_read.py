@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.recipe import Recipe
 from svdcompress.sources import (
+    BYTES,
     INPUTS,
     TARGETS,
     decode,
+    flat_bytes,
     frame_inputs,
     image_files,
     is_table,
@@ -96,14 +97,9 @@ def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping
 
 def bytes_as_images(path: str | Path, raw: Any, preprocessing: Mapping[str, Any]) -> str:
     """The warning for bytes that don't have the shape of images, but will be scaled like images; or ""."""
-    found: list[bool] = []
-    map_tensors(raw, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
-    if is_table(preprocessing, raw) or not any(found):
+    if is_table(preprocessing, raw) or not flat_bytes(raw):
         return ""
-    return (
-        f"{path}: byte inputs (uint8) are divided by 255 like images; give other data (counts, columns) as another type "
-        "(float32), unless the run was trained on bytes as well"
-    )
+    return f"{BYTES.format(path)}, unless the run was trained on bytes as well"
 
 
 def _arrays(path: Path, single: bool) -> Any:

@@ -18,6 +18,7 @@ from svdcompress.sources._positions import IGNORED, both_fit, class_dim, classes
 from svdcompress.sources._readers import made_by
 from svdcompress.sources._standard import is_table
 from svdcompress.sources._tables import frame_inputs, open_frame
+from svdcompress.sources._transforms import BYTES, flat_bytes
 from svdcompress.sources._trust import (
     code_in,
     code_of_data,
@@ -30,6 +31,7 @@ from svdcompress.sources._trust import (
 from svdcompress.sources._weights import FLOATS, check_types, finite_as, load_weights, save_weights, start_from, write_tensors
 
 __all__ = [
+    "BYTES",
     "FLOATS",
     "IGNORED",
     "INPUTS",
@@ -59,6 +61,7 @@ __all__ = [
     "decode",
     "example_inputs",
     "finite_as",
+    "flat_bytes",
     "frame_inputs",
     "fresh_weights",
     "image_files",

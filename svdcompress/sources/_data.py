@@ -102,15 +102,8 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
 
 def _bytes(section: DataSection, train: Table) -> list[str]:
     """A warning for byte inputs that do not have the shape of images, but are scaled like images."""
-    found: list[bool] = []
-    if train.dataset is None and (made_by(section) or str(section.name).startswith("npz:")):
-        map_tensors(train.inputs, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
-    if not any(found):
-        return []
-    return [
-        f"{train.origin}: byte inputs (uint8) are divided by 255 like images; pass other data (token ids, counts) as another "
-        "type (int64, float32)"
-    ]
+    arrays = train.dataset is None and (made_by(section) or str(section.name).startswith("npz:"))
+    return [_transforms.BYTES.format(train.origin)] if arrays and _transforms.flat_bytes(train.inputs) else []
 
 
 def _try(splits: dict[str, Examples]) -> None:

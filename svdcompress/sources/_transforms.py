@@ -94,6 +94,20 @@ def as_float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
+BYTES = (
+    "{}: byte inputs (uint8) are divided by 255 like images; pass other data (token ids, counts) as another type (int64, "
+    "float32)"
+)
+"""The warning for `flat_bytes`, with the origin of the inputs."""
+
+
+def flat_bytes(inputs: Any) -> bool:
+    """Whether any input holds bytes, which `as_float` scales, but doesn't have the shape of images."""
+    found: list[bool] = []
+    map_tensors(inputs, lambda tensor: found.append(tensor.dtype == torch.uint8 and tensor.dim() < 3))
+    return any(found)
+
+
 def _statistics(before: Callable | None, inputs: Any) -> dict[str, list[float]]:
     if not isinstance(inputs, Tensor):
         raise RecipeError(

@@ -12,7 +12,7 @@ from svdcompress.uncertainty._intervals import paired_means, paired_parts, paire
 from svdcompress.uncertainty._outside import images_like, outside
 from svdcompress.uncertainty._plots import plot
 from svdcompress.uncertainty._predict import NotFiniteError, ensemble_predict, mc_predict, mean_predict
-from svdcompress.uncertainty._quality import auroc, quality, regression_quality, rejection, reliability, selective
+from svdcompress.uncertainty._quality import as_rows, auroc, quality, regression_quality, rejection, reliability, selective
 from svdcompress.uncertainty._shapes import shaped_like
 from svdcompress.uncertainty._shift import LEVELS, shifts
 
@@ -25,6 +25,7 @@ __all__ = [
     "Gathered",
     "NotFiniteError",
     "Prediction",
+    "as_rows",
     "auroc",
     "compare",
     "ensemble_contender",
