@@ -16,6 +16,7 @@ from torch import Tensor
 
 from svdcompress.errors import ExportError
 from svdcompress.export._axes import BATCH, OpenAxes
+from svdcompress.export._silent import without_silent_branches
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -96,6 +97,7 @@ def trace(
     model = onnx_program.model
     _refuse_random(model)
     _rename(model, axes)
+    without_silent_branches(model)
     _clean(model)
     return model
 

@@ -25,7 +25,7 @@ from svdcompress.pipeline._some import some
 from svdcompress.pipeline._way import Way, Ways
 from svdcompress.pipeline._ways import ways_for
 from svdcompress.relevance import Masks, as_masks, hold
-from svdcompress.search import Option, best_option, record
+from svdcompress.search import CLOSE, Option, best_option, record
 from svdcompress.selection import Selection, limits_of, look_at
 from svdcompress.sources import Data
 from svdcompress.train import losses
@@ -114,6 +114,10 @@ def chosen(
             found[way.name] = way
     if len(found) == 1:
         return usual, None
+    reaching = {name: way for name, way in found.items() if way.size is not None and way.size <= to_size.target * (1 + CLOSE)}
+    missed = usual.size is not None and bool(reaching) and usual.name not in reaching  # the usual way cannot get there
+    if missed:
+        found = {usual.name: usual, **reaching}
     examples = some(data.train, count)
     each = macs_of(to_size.model, to_size.opened.inputs) if torch.device(device).type == "cpu" else 0
 
@@ -128,15 +132,19 @@ def chosen(
     if len(found) > MANY:
         few = some(data.train, round(FIRST * count))
         first = {name: judged(way, few).nll for name, way in found.items()}
-        best = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
-        found = {name: way for name, way in found.items() if name in best}
+        leading = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
+        found = {name: way for name, way in found.items() if name in leading}
     options = {name: judged(way, examples) for name, way in found.items()}
-    while found[(name := best_option([*options.values()]).name)].size is None:  # only a way that would be taken is measured
+
+    def best() -> str:
+        return best_option([one for name, one in options.items() if not (missed and name == usual.name)]).name
+
+    while found[(name := best())].size is None:  # only a way that would be taken is measured
         if (fitted := to_size.fitted(found[name], usual)) is None:
             del options[name]
             continue
         found[name], options[name] = fitted, judged(fitted, examples)
-    return found[name], record([*options.values()], len(examples))
+    return found[name], record([*options.values()], len(examples), name)
 
 
 @torch.no_grad()

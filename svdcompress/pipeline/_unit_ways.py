@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,12 @@ by their weights takes them too readily."""
 
 KEEPING = ("global", "half-even")
 """The ways that are also tried like that."""
+
+WHOLE = "branches"
+BRANCHES = {WHOLE: 1.0, f"{WHOLE}-50%": 0.5}
+"""The ways on which whole residual branches go first, with their `depth` for `Ranking.at`. Tried if latency is the goal: a
+narrow layer that loses channels gets hardly faster, and a branch that is gone takes no time at all. Their sizes are measured
+before they are compared, as latency follows the multiply-accumulates of branches more closely than those of units."""
 
 GUESSES, MORE, FAR = 3, 6, 0.9
 """The most files to measure on the way to a size in bytes or milliseconds, in addition to that of the model as it is:
@@ -74,6 +81,7 @@ class Units(Ways):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._usual: Way | None = None  # kept because files are measured for it
+        self._whole: tuple[float, float] | None = None  # the count and the size of the model as it is
         self._prunes = True
         self.follows = FOLLOWS[self.measure.name]
         self.natural = float(getattr(self.ranking.at({self.follows: 1.0}), self.follows))
@@ -91,7 +99,8 @@ class Units(Ways):
             free = not found.units
             return Way("global", self._finished(found.masks), size, self.asked, None if free else count, free=free)
         now = self._costs(self.found)
-        seen = [(now[self.follows], now[self.measure.name])]
+        self._whole = now[self.follows], now[self.measure.name]
+        seen = [self._whole]
         made = [Way("global", self._finished(self.found), seen[0][1], self.asked, free=True)]
         while seen[0][1] > self.target and len(made) <= MORE:
             best = max((size for _, size in seen if size <= self.target), default=0.0)
@@ -111,7 +120,7 @@ class Units(Ways):
         return super().aim() if self.measure.name == self.follows else self.usual().count
 
     def least(self) -> float:
-        found = self.ranking.at({self.follows: FEWEST})
+        found = self.ranking.at({self.follows: FEWEST}, depth=float(self.measure.name == "latency"))
         if self.measure.name == self.follows:
             return float(getattr(found, self.follows))
         return self._costs(found.masks)[self.measure.name]
@@ -130,6 +139,37 @@ class Units(Ways):
                     found = self._at(name, count)
                     if found.reached or WITHIN not in name:
                         yield self._way(name, found, count, counted)
+        if self.measure.name == "latency" and usual.count is not None and self._whole is not None:
+            yield from self._by_branches(usual, self.target / self._whole[1] * self._whole[0])
+
+    def _by_branches(self, usual: Way, count: float) -> Iterator[Way]:
+        """The ways on which whole branches go, up to the target, or if they can't reach that, to the size of the usual way.
+
+        count: a first guess of what they leave.
+        """
+        left = self._ranked_by(True).branches(self.follows)
+        least, most, found = 0, len(left), None
+        while least < most:  # the fewest branches that are enough
+            middle = (least + most) // 2
+            way = self._measured(self._ranked(WHOLE, left[middle], counted=False))
+            if way is not None and way.size is not None and way.size <= self.target:
+                found, most = way, middle
+            else:
+                least = middle + 1
+        for name in BRANCHES if left else ():
+            way = found if name == WHOLE else None
+            for size in (self.target, usual.size):
+                first = self._ranked(name, max(count, FEWEST), counted=False)
+                way = way or self.fitted(first, replace(usual, size=size))
+            if way is not None:
+                yield way
+
+    def _measured(self, way: Way) -> Way | None:
+        """A way with its size; None if it can't be pruned."""
+        try:
+            return replace(way, size=self._costs(way.masks)[self.measure.name])
+        except PruneError:
+            return None
 
     def fitted(self, way: Way, usual: Way) -> Way | None:
         count, best = way.count, None
@@ -159,6 +199,11 @@ class Units(Ways):
         return Way(name, self._finished(found.masks), size, self.asked, count)
 
     def _at(self, name: str, count: float) -> Ranked:
+        if name in BRANCHES:
+            ranking = self._ranked_by(True)
+            deep = partial(ranking.at, {self.follows: count}, evenness=EVENNESS["half-even"], depth=BRANCHES[name])
+            found = deep(within_blocks=ranking.residual)
+            return found if found.reached else deep()
         ranking = self._ranked_by(self.by_outputs or name.endswith(BY_OUTPUTS))
         evenness = EVENNESS[name.removesuffix(BY_OUTPUTS).removesuffix(WITHIN)]
         return ranking.at({self.follows: count}, evenness=evenness, within_blocks=WITHIN in name)

@@ -61,8 +61,6 @@ def unfit(layer: VariationalLayer, mask: Tensor) -> str | None:
         return "it is frozen"
     if isinstance(layer, nn.modules.conv._ConvTransposeNd):
         return "it is a transposed convolution"
-    if not mask.any():
-        return "none of its weights are left"
     view = layer.canonical(mask)
     outputs, inputs = alive(view)
     if not torch.equal(view, (outputs[:, :, None] & inputs[:, None])[..., None].expand_as(view)):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import call, unwrapped
 from svdcompress.convert import as_it_was
+from svdcompress.errors import UsageError
 from svdcompress.layers import variational_layers
 from svdcompress.reconstruction._layer import ROWS, LayerError, Target, input_of, refit, rows_of, unfit
 from svdcompress.relevance import as_masks, hold
@@ -61,7 +62,9 @@ def reconstruct(
     al. 2017, arXiv 1707.06168, section 3.1, for given channels). For a Gaussian posterior with the curvature of that error,
     the solution is the mean given that the removed weights are 0, the "optimal brain surgeon" (Hassibi & Stork 1992, eq. 5),
     here for whole units and with the ridge in place of a prior around W. The ridge, and whether a layer changes at all, are
-    chosen on a fifth of the positions. Biases are fitted too; variances and masks are not changed.
+    chosen on a fifth of the positions. Biases are fitted too; variances and masks are not changed. A layer without any weights
+    left gives its former mean: by its bias, or by that of the batch normalization after it, whose running mean becomes what
+    the layer gives now.
 
     It takes two forward passes. Layers are left alone, and named in the result, if their masks are not of whole units, or if
     they are frozen, run several times or not at all, share their weight, or are transposed convolutions.
@@ -88,18 +91,28 @@ def reconstruct(
     for name, layer in layers.items():
         if why := "it shares its weight" if shared & {id(layer.weight), id(layer.bias)} else unfit(layer, masks[name]):
             left[name] = why
-    able = {name: layer for name, layer in layers.items() if name not in left}
+    silent = {name: layer for name, layer in layers.items() if name not in left and not masks[name].any()}
+    able = {name: layer for name, layer in layers.items() if name not in left and name not in silent}
     counts = rows_of(able, rows)
     with as_it_was(model, False), _put_back(model, after_errors_alone=True):  # masks are buffers
         if before is not None:
             hold(model, before)
         targets = _Targets(counts, seed)
-        with _hooked((layer.register_forward_hook, targets.note(name)) for name, layer in able.items()):
+        means: dict[str, list[Tensor]] = {}
+        hooks = [(layer.register_forward_hook, targets.note(name)) for name, layer in able.items()]
+        hooks += [(layer.register_forward_hook, _mean_into(means, name)) for name, layer in silent.items()]
+        with _hooked(hooks):
             call(model, inputs)
         for name in able:
             if (runs := targets.runs.get(name, 0)) != 1:
                 left[name] = "it runs several times" if runs else "it doesn't run itself"
         hold(model, masks)
+        made_up = set()
+        for name, mean in means.items():
+            bias = silent[name].bias
+            if bias is not None and bias.requires_grad:
+                bias.copy_(torch.stack(mean).mean(0))
+                made_up.add(name)
         found: list[LayerError] = []
 
         def refitting(name: str) -> Any:
@@ -115,9 +128,11 @@ def reconstruct(
             return hook
 
         ready = [name for name in targets.rows if name not in left]
-        with _hooked((able[name].register_forward_pre_hook, refitting(name)) for name in ready):
+        hooks = [(able[name].register_forward_pre_hook, refitting(name)) for name in ready]
+        with _hooked([*hooks, *_centring(model, silent, made_up)]):
             call(model, inputs)
     left |= {name: "it doesn't run after the cut" for name in ready if name in targets.rows}
+    left |= {name: "none of its weights are left, and it has no bias" for name in silent if name not in made_up}
     return Reconstruction(found, left)
 
 
@@ -156,6 +171,46 @@ def _shared(model: nn.Module) -> set[int]:
     return {one for one, count in found.items() if count > 1}
 
 
+def _mean_into(means: dict[str, list[Tensor]], name: str) -> Any:
+    """A hook that notes the mean of each of a layer's outputs, in each call."""
+
+    def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        x, given, named = input_of(given, named)
+        mean = layer.rows(output, x, *given, **named).float().mean(0)
+        if not mean.isfinite().all():
+            raise UsageError(f"inputs: the outputs of layer {name!r} are not finite; look for NaN in inputs and weights")
+        means.setdefault(name, []).append(mean)
+
+    return hook
+
+
+def _centring(model: nn.Module, silent: Mapping[str, nn.Module], made_up: set[str]) -> Iterator[tuple[Any, Any]]:
+    """Hooks by which a normalization of a silent layer's outputs takes these constants for the mean, so that it gives the mean
+    of its own former outputs. The names of these layers are added to `made_up`."""
+    given: list[tuple[str, Tensor]] = []
+
+    def note(name: str) -> Any:
+        return lambda layer, args, named, output: given.append((name, output))
+
+    def hook(norm: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = args[0] if args else next(iter(named.values()))
+        for name in (name for name, output in given if output is x):
+            norm.running_mean.copy_(x.transpose(0, 1).flatten(1).mean(1))
+            made_up.add(name)
+
+    for name, layer in silent.items():
+        yield layer.register_forward_hook, note(name)
+    for norm in _norms(model) if silent else ():
+        yield norm.register_forward_pre_hook, hook
+
+
+def _norms(model: nn.Module) -> Iterator[Any]:
+    """The normalization layers with running statistics."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            yield module
+
+
 class _Targets:
     """Collects some rows of each layer's outputs. runs: how often each layer ran."""
 
@@ -190,8 +245,9 @@ def _hooked(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
 
 @contextmanager
 def _put_back(model: nn.Module, *, after_errors_alone: bool = False) -> Iterator[None]:
-    """Restore the weights and biases of the layers afterwards, or only after errors."""
+    """Restore the weights and biases of the layers, and the means of norms, afterwards, or only after errors."""
     own = {id(each): each for _, layer in variational_layers(model) for each in (layer.weight, layer.bias) if each is not None}
+    own |= {id(norm.running_mean): norm.running_mean for norm in _norms(model)}
     kept = {key: tensor.detach().clone() for key, tensor in own.items()}
     done = False
     try:

@@ -39,7 +39,7 @@ def best_option(options: Sequence[Option]) -> Option:
     return min(surely, key=lambda option: float(option.rows.double().mean()), default=options[0])
 
 
-def record(options: Sequence[Option], examples: int) -> dict[str, Any]:
+def record(options: Sequence[Option], examples: int, chosen: str) -> dict[str, Any]:
     """The report's entry on a choice: {chosen, usual, examples, candidates: [{name, nll, size}]}."""
     candidates = [{"name": option.name, "nll": option.nll, "size": option.size} for option in options]
-    return {"chosen": best_option(options).name, "usual": options[0].name, "examples": examples, "candidates": candidates}
+    return {"chosen": chosen, "usual": options[0].name, "examples": examples, "candidates": candidates}

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from svdcompress.layers import VariationalLayer
 from svdcompress.prune import Analysis, Choice, analyse, oriented
 from svdcompress.relevance import Masks, as_masks, information, relevance
 from svdcompress.selection._bundles import Pools, bundles
+from svdcompress.selection._depth import in_order
 from svdcompress.selection._readers import readers, scores
-from svdcompress.selection._residual import residual
-from svdcompress.selection._sensitivity import sensitivity
+from svdcompress.selection._residual import Branch, branches, residual
+from svdcompress.selection._sensitivity import as_mean, elsewhere, sensitivity
 from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes, Touch
 
 WEIGHTS = "weights"
@@ -32,7 +34,8 @@ UNMOVED = 1e-3
 
 
 class _Step(NamedTuple):
-    """Units that go together. kind: the number of the queue of bundles with the same cost that they are from."""
+    """Units that go together. kind: the number of the queue of bundles with the same cost that they are from; below 0 for a
+    whole residual branch."""
 
     kind: int
     roots: list[int]
@@ -141,8 +144,11 @@ class Ranking:
         self.masks = relevance(model) if masks is None else as_masks(model, masks)
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
-        self._steps: dict[tuple[str, float, bool], list[_Step]] = {}
+        self._steps: dict[tuple[str, float, bool, tuple[Branch, ...]], list[_Step]] = {}
+        self._order: dict[str, list[Branch]] = {}
         self._residual = np.zeros(0, bool)
+        self._examples = None if examples is None else list(examples)
+        self._device = device
         if found is None:  # nothing can go: the sizes stay as they are
             from svdcompress.cost import measure
 
@@ -154,8 +160,8 @@ class Ranking:
         self._information, self._killable = scores(model, found, self.masks, weigh)
         self._residual = residual(found) & self._killable
         self._score = self._information
-        if examples is not None:
-            moves = sensitivity(model, found, self.masks, examples, device)
+        if self._examples is not None:
+            moves = sensitivity(model, found, self.masks, self._examples, device)
             if (least := UNMOVED * float(moves[self._killable].sum()) / max(int(self._killable.sum()), 1)) > 0:
                 self._score = np.sqrt(self._information * np.maximum(moves, least))
         self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]
@@ -172,18 +178,29 @@ class Ranking:
         ((measure, value),) = goal.items()
         return measure, value * self.total[measure] if value <= 1 else float(value)
 
-    def at(self, goal: Mapping[str, float], *, evenness: float = 0.0, within_blocks: bool = False) -> Ranked:
+    def branches(self, measure: str) -> list[float]:
+        """What is left without the first one, two, ... of the residual branches that can go as a whole. Without examples it is
+        not known which ones matter least: only what is left without all of them then."""
+        found = self._branches_of(measure)
+        if not found and (all_of_them := list(self._ends)):
+            return [self._size(_as_steps(all_of_them))[1][measure]]
+        return [self._size(_as_steps(found[:count]))[1][measure] for count in range(1, len(found) + 1)]
+
+    def at(
+        self, goal: Mapping[str, float], *, evenness: float = 0.0, within_blocks: bool = False, depth: float = 0.0
+    ) -> Ranked:
         """The masks for a goal that remove as few units as possible; if it cannot be reached, the closest.
 
         evenness: 0 ranks all units of the model by relevance per cost; 1 divides that by its mean over the units of the same
         layer (those with the same cost), so that each layer loses its own least relevant units and none goes as a whole; a
         value in between divides by that power of the mean.
         within_blocks: all residual channels stay, so that only units inside of residual blocks go.
+        depth: which part of the way to the goal (of its logarithm) whole residual branches make, before units do the rest.
         """
         measure, limit = self.limit(goal)
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
-        steps = self._steps_of(measure, evenness, within_blocks)
+        steps = self._steps_of(measure, evenness, within_blocks, self._deep(measure, limit, depth))
         least, most = 0, len(steps)
         if self._size(steps)[1][measure] > limit:
             least = most  # even removing all of them is not enough
@@ -220,7 +237,7 @@ class Ranking:
         is left out."""
         removed = np.zeros(self._found.count, bool)
         removed[self._found.root[choice.removed]] = True
-        kept = Counter(step.kind for step in steps if not removed[step.roots].all())
+        kept = Counter(step.kind for step in steps if step.kind >= 0 and not removed[step.roots].all())
         left = []
         for step in reversed(steps):
             if kept[step.kind]:
@@ -244,9 +261,51 @@ class Ranking:
         choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
 
-    def _steps_of(self, measure: str, evenness: float = 0.0, within_blocks: bool = False) -> list[_Step]:
-        """The living units in the order of their removal, up to the point where a layer would become empty."""
-        key = measure, evenness, within_blocks
+    @cached_property
+    def _ends(self) -> dict[Branch, str]:
+        """The residual branches that can go as a whole, with the name of the layer at the end of each."""
+        if self._analysis is None:
+            return {}
+        names = {id(consumer): names[0] for consumer, names in readers(self.model, self._found) if names}
+        ends = {branch: id(self._found.consumers[branch.writer]) for branch in branches(self._found, self._killable)}
+        return {branch: names[end] for branch, end in ends.items() if end in names}
+
+    def _branches_of(self, measure: str) -> list[Branch]:
+        """Whole residual branches in the order of their removal; none without examples."""
+        if self._examples is None or not self._ends:
+            return []
+        if measure not in self._order:
+            whole = self._size([])[1][measure]
+            with elsewhere(self.model, self._device), as_mean(self.model, self.masks):
+                self._order[measure] = in_order(
+                    self.model,
+                    list(self._ends.items()),
+                    self._examples,
+                    lambda gone: whole - self._size(_as_steps(gone))[1][measure],
+                )
+        return self._order[measure]
+
+    def _deep(self, measure: str, limit: float, depth: float) -> list[Branch]:
+        """The branches that go for a part of the way to a limit: the fewest that get there, or all."""
+        if depth <= 0 or not self._ends:
+            return []
+        now, everything = self._size([])[1][measure], list(self._ends)
+        limit = now * (max(limit, 1e-9) / now) ** depth if limit < now else now
+        if self._size(_as_steps(everything))[1][measure] > limit:
+            return everything  # in whatever order
+        found = self._branches_of(measure)
+        least, most = 0, len(found)
+        while least < most:
+            middle = (least + most) // 2
+            least, most = (least, middle) if self._size(_as_steps(found[:middle]))[1][measure] <= limit else (middle + 1, most)
+        return found[:least]
+
+    def _steps_of(
+        self, measure: str, evenness: float = 0.0, within_blocks: bool = False, deep: Sequence[Branch] = ()
+    ) -> list[_Step]:
+        """The living units in the order of their removal, up to the point where a layer would become empty; before them, these
+        branches."""
+        key = measure, evenness, within_blocks, tuple(deep)
         if key not in self._steps:
             self._steps[key] = self._greedy(*key)
         return self._steps[key]
@@ -258,7 +317,7 @@ class Ranking:
         weights = float(self._weights[roots].sum())
         return float(self._information[roots].sum()) / weights if weights else np.inf  # nothing would be saved
 
-    def _greedy(self, measure: str, evenness: float, within_blocks: bool) -> list[_Step]:
+    def _greedy(self, measure: str, evenness: float, within_blocks: bool, deep: Sequence[Branch]) -> list[_Step]:
         """At each step, take the bundle with the least relevance for what it saves at that point, times the factor by which
         its layer has shrunk.
 
@@ -267,8 +326,9 @@ class Ranking:
         greedy). Among bundles with the same cost, the least relevant always goes first.
         """
         analysis = self._found
+        before = _as_steps(deep)
         gone = np.zeros(analysis.count, bool)
-        gone[analysis.root[analysis.choose().removed]] = True
+        gone[analysis.root[analysis.choose(unread=self._gone(before)).removed]] = True
         shrinking, pools = Shrinking(self._sizes, gone), Pools(analysis, gone)
         alike: dict[Any, list[tuple[float, list[int]]]] = {}
         score = self._information if measure == WEIGHTS else self._score
@@ -297,7 +357,7 @@ class Ranking:
 
         for number in range(len(queues)):
             push(number)
-        steps = []
+        steps = before
         while heap:
             key, number = heapq.heappop(heap)
             touches, own = queues[number]
@@ -325,6 +385,10 @@ class Ranking:
                     device = view.device
                     view &= ~dead_in.to(device)[:, None, :, None] & ~dead_out.to(device)[:, :, None, None]
         return as_masks(self.model, masks)
+
+
+def _as_steps(gone: Sequence[Branch]) -> list[_Step]:
+    return [_Step(-1 - number, list(branch.units)) for number, branch in enumerate(gone)]
 
 
 def _typical(own: Sequence[tuple[float, list[int]]], saved: float) -> float:

@@ -1,13 +1,26 @@
-"""Residual channels: units in which the outputs of several layers are added, so that all of these layers share them."""
+"""Residual streams, in which the outputs of several layers are added: their channels, and the branches that add to them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
 from svdcompress.prune import Analysis
 from svdcompress.selection._bundles import passes_on
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A part of the model that adds to a residual stream, and is silent without the units that its last layer reads.
+
+    units: the roots of these. writer: the number of the consumer that is its last layer. stream: the roots that it adds to.
+    """
+
+    units: tuple[int, ...]
+    writer: int
+    stream: frozenset[int]
 
 
 def residual(analysis: Analysis) -> np.ndarray:
@@ -16,6 +29,52 @@ def residual(analysis: Analysis) -> np.ndarray:
     A sum of one layer's outputs (rotary embeddings, a gated tensor added to itself) is none, nor are gates and heads, where
     outputs are multiplied. A table of embeddings reads units of its own.
     """
+    return _streams(analysis) & analysis.free
+
+
+def branches(analysis: Analysis, killable: np.ndarray) -> list[Branch]:
+    """The residual branches that can go as a whole, in the order in which they run.
+
+    A branch ends in a layer that writes to a stream and reads nothing but units of its own, all of which can go: the hidden
+    units of a block's layers, or the values of attention. Where every layer that writes to a stream is the end of such a
+    branch, the first one is left out, as something has to be added. killable: bool per root, the units that may go.
+    """
+    streams = _streams(analysis)
+    found: dict[tuple[int, ...], Branch] = {}
+    writers: dict[frozenset[int], set[int]] = defaultdict(set)
+    for number, consumer in enumerate(analysis.consumers):
+        ins, outs = np.unique(analysis.root[consumer.ins]), np.unique(analysis.root[consumer.outs])
+        if passes_on(analysis.root[consumer.ins], analysis.root[consumer.outs]):
+            continue
+        stream = frozenset(outs.tolist())
+        if streams[outs].all():
+            writers[stream].add(number)
+            if len(ins) and killable[ins].all() and not streams[ins].any():
+                found[tuple(ins.tolist())] = Branch(tuple(ins.tolist()), number, stream)
+    found = {units: branch for units, branch in found.items() if _ends_in(analysis, streams, branch)}
+    ends = {branch.writer for branch in found.values()}
+    needed = {min(numbers) for numbers in writers.values() if numbers <= ends}
+    return sorted((b for b in found.values() if b.writer not in needed), key=lambda branch: branch.writer)
+
+
+def _ends_in(analysis: Analysis, streams: np.ndarray, branch: Branch) -> bool:
+    """Whether the units of a branch reach the rest of the model by its last layer alone, even if a gate reads them."""
+    inside = set(branch.units)
+    before = 0
+    while len(inside) > before:
+        before = len(inside)
+        for number, consumer in enumerate(analysis.consumers):
+            ins, outs = (set(analysis.root[slots].reshape(-1).tolist()) for slots in (consumer.ins, consumer.outs))
+            if number == branch.writer or inside.isdisjoint(ins) or inside >= outs:
+                continue
+            if streams[list(outs)].any() or not analysis.free[list(outs)].all():
+                return False
+            inside |= outs
+    return True
+
+
+def _streams(analysis: Analysis) -> np.ndarray:
+    """Per root, whether the unit is such a sum, removable or not."""
     summed = np.zeros(analysis.count, bool)
     for labels in analysis.trace.sums:
         summed[analysis.root[labels.reshape(-1).numpy()]] = True
@@ -31,4 +90,4 @@ def residual(analysis: Analysis) -> np.ndarray:
             read[root].add(frozenset({-number}))
     written = np.zeros(analysis.count, bool)
     written[[root for root, units in read.items() if len(units) > 1]] = True
-    return summed & written & analysis.free
+    return summed & written

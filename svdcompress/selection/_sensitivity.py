@@ -48,7 +48,7 @@ def sensitivity(
         is_read[analysis.root[consumer.ins][other.any(1)]] = True
     squares, batches = np.zeros(analysis.count), 0
     generator = torch.Generator().manual_seed(seed)
-    with _elsewhere(model, device), _as_mean(model, masks):
+    with elsewhere(model, device), as_mean(model, masks):
         for moved in _moved(model, layers, examples, generator):
             read, written = np.zeros(analysis.count), np.zeros(analysis.count)
             for (consumer, name), other in zip(read_by, others, strict=True):
@@ -73,7 +73,7 @@ def _others(analysis: Analysis, consumer: Consumer) -> np.ndarray:
 
 
 @contextmanager
-def _elsewhere(model: nn.Module, device: torch.device | None) -> Iterator[None]:
+def elsewhere(model: nn.Module, device: torch.device | None) -> Iterator[None]:
     before = next(model.parameters()).device
     try:
         if device is not None:
@@ -105,7 +105,7 @@ def _moved(
 
 
 @contextmanager
-def _as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
+def as_mean(model: nn.Module, masks: Masks) -> Iterator[None]:
     """Within it, the model is deterministic, with these masks, and its weights require gradients; it is restored afterwards."""
     layers = [layer for _, layer in variational_layers(model)]
     before = [(layer.mask, layer.weight.requires_grad) for layer in layers]

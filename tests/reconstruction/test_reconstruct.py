@@ -253,7 +253,51 @@ def test_what_cannot_be_fitted_is_named() -> None:
     assert [layer.name for layer in found.layers] == ["last"] and found.layers[0].after < found.layers[0].before
     assert found.to_dict() == {"layers": 1, "before": found.before, "after": found.after, "left": found.left}
     masks["last"][:] = False
-    assert reconstruct(model, {"x": torch.randn(30, 4)}, masks).left["last"] == "none of its weights are left"
+    assert "last" not in reconstruct(model, {"x": torch.randn(30, 4)}, masks).left  # its bias does what can be done
+    model.last.bias = None
+    found = reconstruct(model, {"x": torch.randn(30, 4)}, masks)
+    assert found.left["last"] == "none of its weights are left, and it has no bias"
+
+
+class Silenced(nn.Module):
+    """Two convolutions that are cut off: one with a bias, one without and followed by batch normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x), self.norm(self.other(x))
+
+
+def test_layers_without_weights_give_their_former_mean() -> None:
+    torch.manual_seed(0)
+    dense = Silenced().eval()
+    with torch.no_grad():
+        for tensor in (dense.norm.running_mean, dense.norm.weight, dense.norm.bias):
+            tensor.copy_(torch.randn(3))
+        dense.norm.running_var.copy_(torch.rand(3) + 0.5)  # type: ignore[operator]
+    model: Any = convert(dense, log_sigma2=SURE).eval()
+    x = torch.randn(50, 2, 5, 5) + 1
+    with torch.no_grad():
+        first = dense(x)[0].mean((0, 2, 3))
+        gone = {name: torch.zeros_like(mask) for name, mask in everything(model).items()}
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with reconstructed(model, x, gone):
+            one, other = model(x)
+        assert all(
+            torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()
+        )  # the mean of the norm, too
+        found = reconstruct(model, x, gone)
+        assert found.left == {} and found.layers == []
+        hold(model, gone)
+        again = model(x)
+    for outputs in ((one, other), again):
+        assert torch.allclose(outputs[0], first[:, None, None].expand_as(one), atol=1e-5)
+        # what it gives for the mean that training saw, and so for its outputs on average
+        assert torch.allclose(outputs[1], dense.norm.bias[:, None, None].expand_as(other), atol=1e-6)
+    assert torch.equal(model.norm.running_var, before["norm.running_var"])
 
 
 def test_few_rows_of_many_are_drawn_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

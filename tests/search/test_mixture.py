@@ -51,7 +51,7 @@ def test_what_is_no_number_is_not_taken():
 
 def test_the_record_holds_each_candidate():
     rows = torch.rand(50)
-    told = record([option("usual", rows, 12.0), option("other", rows - 1, 11.0)], 50)
+    told = record([option("usual", rows, 12.0), option("other", rows - 1, 11.0)], 50, "other")
     assert told["chosen"] == "other" and told["usual"] == "usual" and told["examples"] == 50
     assert [(one["name"], one["size"]) for one in told["candidates"]] == [("usual", 12.0), ("other", 11.0)]
     assert told["candidates"][1]["nll"] == pytest.approx(float(rows.mean()) - 1)

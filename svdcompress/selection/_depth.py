@@ -1,0 +1,111 @@
+"""The order in which whole residual branches go: those first without which the outputs move least for what they cost."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import call, main_output, map_tensors
+from svdcompress.layers import VariationalLayer, variational_layers
+from svdcompress.selection._residual import Branch
+
+BATCHES = 64
+"""The most batches of examples on which branches are judged."""
+
+LEAST_MOVE = 1e-9
+"""The least share of the outputs' variance that a branch counts for: of those that change nothing, the dearest goes first."""
+
+
+@torch.no_grad()
+def in_order(
+    model: nn.Module,
+    found: Sequence[tuple[Branch, str]],
+    examples: Sequence[Any],
+    saved: Callable[[Sequence[Branch]], float],
+) -> list[Branch]:
+    """The branches in the order in which they should go.
+
+    Greedy: at each step the branch goes that adds least to the squared change of the outputs per cost saved, given those that
+    are gone. A silent layer gives its mean output instead, as reconstruction makes it. What a branch adds is computed again
+    only when it comes up as the best one. (Dropping whole layers by their effect on the outputs: Veit et al. 2016,
+    arXiv 1605.06431; Men et al. 2024, arXiv 2403.03853.)
+
+    model: in `eval()`, with its masks held. found: each branch, and the name of the layer at its end. examples: batches of
+    inputs. saved: what goes with some branches, in the unit of the goal.
+    """
+    layers: dict[str, VariationalLayer] = dict(variational_layers(model))
+    device = next(model.parameters()).device
+    batches = [map_tensors(each, lambda tensor: tensor.to(device)) for each in examples[:BATCHES]]
+    means = _means([(name, layers[name]) for _, name in found], model, batches)
+    found = [(branch, name) for branch, name in found if name in means]  # one that doesn't run is no branch
+    wanted = [main_output(call(model, each)).float() for each in batches]
+    centre = torch.cat([each.flatten(1) for each in wanted]).mean(0) if wanted else torch.zeros(1)
+    spread = sum(float((each.flatten(1) - centre).square().sum()) for each in wanted) or 1.0
+    names = {branch: name for branch, name in found}
+
+    def moved(gone: Sequence[Branch]) -> float:
+        with _silent((layers[names[branch]], means[names[branch]]) for branch in gone):
+            outputs = (main_output(call(model, each)).float() for each in batches)
+            return sum(float((now - then).square().sum()) for now, then in zip(outputs, wanted, strict=True)) / spread
+
+    order: list[Branch] = []
+    now, cost = 0.0, 0.0
+
+    def worth(branch: Branch) -> float:
+        more = saved([*order, branch]) - cost
+        return max(moved([*order, branch]) - now, LEAST_MOVE) / more if more > 0 else float("inf")
+
+    heap = [(worth(branch), number, 0) for number, (branch, _) in enumerate(found)]
+    heapq.heapify(heap)
+    while heap:
+        key, number, at = heapq.heappop(heap)
+        branch = found[number][0]
+        if at < len(order):
+            heapq.heappush(heap, (worth(branch), number, len(order)))
+            continue
+        if key == float("inf"):
+            break
+        order.append(branch)
+        now, cost = moved(order), saved(order)
+    return order
+
+
+def _means(layers: Sequence[tuple[str, nn.Module]], model: nn.Module, batches: Iterable[Any]) -> dict[str, Tensor]:
+    """The mean output of each layer, per channel and broadcastable to it."""
+    totals: dict[str, tuple[Tensor, int]] = {}
+
+    def note(name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, output: Tensor) -> None:
+            kept = _channels(layer, output)
+            total, rows = totals.get(name, (torch.zeros(()), 0))
+            added = output.double().sum([dim for dim in range(output.dim()) if dim != kept], keepdim=True)
+            totals[name] = total.to(added) + added, rows + output.numel() // output.shape[kept]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, layer in layers:
+            stack.callback(layer.register_forward_hook(note(name)).remove)
+        for each in batches:
+            call(model, each)
+    return {name: (total / rows).float() for name, (total, rows) in totals.items()}
+
+
+def _channels(layer: nn.Module, output: Tensor) -> int:
+    """The dimension of a layer's output that holds its units."""
+    return output.dim() - 1 - (len(layer.kernel_size) if isinstance(layer, nn.modules.conv._ConvNd) else 0)
+
+
+@contextmanager
+def _silent(pairs: Iterable[tuple[nn.Module, Tensor]]) -> Iterator[None]:
+    """Make layers give a constant."""
+    with ExitStack() as stack:
+        for layer, mean in pairs:
+            hook = lambda layer, given, output, mean=mean: mean.to(output.dtype).expand_as(output)  # noqa: E731
+            stack.callback(layer.register_forward_hook(hook).remove)
+        yield

@@ -1,0 +1,132 @@
+"""Ways to a latency on which whole residual branches go, with a latency that is known: a part for each block that is there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from test_ways import data_of, ways_of
+from torch import Tensor, nn
+
+from svdcompress.convert import convert
+from svdcompress.errors import PruneError
+from svdcompress.pipeline._choose_masks import chosen
+from svdcompress.pipeline._unit_ways import Units
+from svdcompress.search import CLOSE
+
+BLOCKS, WIDTH, DENSE = 6, 10, 8.0
+
+
+class Blocks(nn.Module):
+    """Six residual blocks, of which the odd ones add next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.inner = nn.ModuleList(nn.Linear(8, WIDTH) for _ in range(BLOCKS))
+        self.outer = nn.ModuleList(nn.Linear(WIDTH, 8) for _ in range(BLOCKS))
+        with torch.no_grad():
+            self.last.weight.mul_(4)
+            for number, layer in enumerate(self.outer):
+                layer.weight.mul_(0.05 if number % 2 else 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = x + outer(inner(x).relu())
+        return self.last(x)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model, its data and inputs. Each block that is there takes a millisecond, of which half depends on its width."""
+    torch.manual_seed(0)
+    model: Any = convert(Blocks(), log_sigma2=-12.0).eval()
+    data, x, _ = data_of(model, 4)
+
+    def costs(ways: Units, masks: Any) -> dict[str, float]:
+        alive = [int(masks[f"outer.{number}"].any(0).sum()) for number in range(BLOCKS)]
+        took = 2.0 + sum(0.5 + 0.5 * units / WIDTH for units in alive if units)
+        return {"macs": float(56 + 16 * sum(max(units, 1) for units in alive)), "latency": took / DENSE}
+
+    monkeypatch.setattr(Units, "_costs", costs)
+    return model, data, x
+
+
+def silent(way: Any) -> set[int]:
+    return {number for number in range(BLOCKS) if not way.masks[f"outer.{number}"].any()}
+
+
+def test_the_fewest_branches_that_are_enough_go(made: Any) -> None:
+    model, _, x = made
+    to_size = ways_of(model, x, "latency", 5 / DENSE, enough=False)
+    usual = to_size.usual()
+    ways = {way.name: way for way in to_size.others_than(usual)}
+    way = ways["branches"]
+    assert silent(way) == {1, 3, 5} and way.size == 5 / DENSE  # those that matter least, and no units of others
+    assert usual.size is not None and way.size <= usual.size * (1 + CLOSE)
+    assert all(way.masks[f"outer.{number}"].all() for number in (0, 2, 4))
+    half = ways["branches-50%"]
+    assert half.size is not None and half.size <= usual.size * (1 + CLOSE)
+    assert silent(half)
+    for one in (way, half):
+        again = to_size.again(json.loads(json.dumps(one.stored())))
+        assert all(torch.equal(mask, again[name]) for name, mask in one.masks.items())
+
+
+def test_they_are_taken_if_they_lose_less(made: Any) -> None:
+    model, data, x = made
+    way, record = chosen(ways_of(model, x, "latency", 5 / DENSE, enough=False), data, "auto", "cpu")
+    assert way.name == record["chosen"] == "branches"
+    told = {one["name"]: one for one in record["candidates"]}
+    assert told["branches"]["size"] == 5 / DENSE and told["branches"]["nll"] < told["global"]["nll"]
+
+
+def test_units_do_the_rest_if_all_branches_are_not_enough(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, x = made
+    before = Units._costs
+
+    def slow(ways: Units, masks: Any) -> dict[str, float]:
+        found = before(ways, masks)
+        return found | {"latency": found["latency"] + 0.5 / DENSE * int(masks["stem"].any(1).sum())}  # 12 ms as it is
+
+    monkeypatch.setattr(Units, "_costs", slow)
+    to_size = ways_of(model, x, "latency", 5 / DENSE, enough=False)
+    assert (to_size.usual().size or 0.0) > 5 / DENSE  # that way keeps one unit of each layer
+    way = {way.name: way for way in to_size.others_than(to_size.usual())}["branches"]
+    assert len(silent(way)) >= BLOCKS - 1 and not way.masks["stem"].all()
+    assert way.size is not None and way.size <= 5 / DENSE
+    assert to_size.least() == 2.5 / DENSE
+
+
+def test_a_way_that_gets_there_is_taken_if_the_usual_one_cannot(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data, x = made
+    with torch.no_grad():
+        for layer in (model.outer[1], model.outer[3], model.outer[5]):
+            layer.weight.mul_(40)  # all blocks matter, so that branches lose more than units
+    way, record = chosen(ways_of(model, x, "latency", 4.5 / DENSE, enough=False), data, "auto", "cpu")
+    told = {one["name"]: one for one in record["candidates"]}
+    assert told[record["usual"]]["size"] > 4.5 / DENSE >= way.size  # type: ignore[operator]
+    assert way.name == record["chosen"] and "branches" in way.name
+
+
+def test_sizes_that_are_no_latency_have_no_such_ways(made: Any) -> None:
+    model, _, x = made
+    to_size = ways_of(model, x, "macs", 600.0, enough=False)
+    assert not any("branches" in way.name for way in to_size.others_than(to_size.usual()))
+
+
+def test_branches_that_cannot_be_pruned_are_left_out(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, x = made
+    before = Units._costs
+
+    def refused(ways: Units, masks: Any) -> dict[str, float]:
+        if not masks["outer.1"].any():
+            raise PruneError("the model reads the shape of this block")
+        return before(ways, masks)
+
+    monkeypatch.setattr(Units, "_costs", refused)
+    to_size = ways_of(model, x, "latency", 5 / DENSE, enough=False)
+    assert not any("branches" in way.name for way in to_size.others_than(to_size.usual()))

@@ -1,0 +1,175 @@
+"""Which residual branches can go as a whole, by architectures read by hand; in which order; and what is left without them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_ranked import everything, noisy
+from torch import Tensor, nn
+from zoo_models import ZOO
+
+import svdcompress as svdc
+from svdcompress.layers import variational_layers
+from svdcompress.prune import prune
+from svdcompress.selection import Ranking, whole_units
+
+BRANCHES: dict[str, set[str]] = {
+    "resnet-basic": {"3.conv2", "4.conv2", "5.conv2"},
+    "resnet-bottleneck": {"3.conv3", "4.conv3"},  # and not the shortcut, which passes the stem on
+    "resnext": {"3.conv3", "4.conv3"},
+    "regnet-y": {"3.conv3", "4.conv3"},  # a squeeze and excitation reads the units of each, too
+    "mobilenet-v2": {"3.layers.6", "5.layers.6"},
+    "mobilenet-v3": {"3.layers.7"},
+    "timm-vit": {f"blocks.{number}.{layer}" for number in range(2) for layer in ("attn.proj", "fc2")},
+    "mixer": {"token2", "channel2"},
+    "fft": {"down"},
+}
+"""The layers at the ends of the branches."""
+
+NONE = ["mlp", "vgg-bn", "densenet", "unet", "lstm", "gated-mlp"]
+"""Nothing is added to what other layers give."""
+
+
+def ends(ranking: Ranking, measure: str = "macs") -> list[str]:
+    """The layers at the ends of the branches, in the order in which they go."""
+    found: Any = ranking._analysis
+    names = [found.consumers[branch.writer].parameter.name for branch in ranking._branches_of(measure)]
+    return [name.removesuffix(".weight") for name in names]
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_which_branches_can_go(name: str) -> None:
+    torch.manual_seed(1)
+    factory, inputs = ZOO[name]
+    model, x = noisy(factory()), inputs()
+    ranking = Ranking(model, x, everything(model), examples=[x])
+    assert set(ends(ranking)) == BRANCHES[name] and len(ends(ranking)) == len(BRANCHES[name])
+    left = ranking.branches("macs")
+    assert all(more > fewer for more, fewer in zip([ranking.total["macs"], *left], left, strict=False))
+    for count, size in enumerate(left, 1):
+        masks = whole_units(model, ranking.at({"macs": size}, depth=1.0).masks)
+        layers = dict(variational_layers(model))
+        silent = {name for name in layers if not masks[name].any()}
+        assert silent >= set(ends(ranking)[:count]) and not silent & set(ends(ranking)[count:])
+        small = prune(model, x, masks=masks)  # checks that it computes what the masked model does
+        assert svdc.cost.measure(small, x).macs <= size
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_where_nothing_is_added_no_branch_can_go(name: str) -> None:
+    factory, inputs = ZOO[name]
+    model, x = noisy(factory()), inputs()
+    ranking = Ranking(model, x, everything(model), examples=[x])
+    assert ranking.branches("macs") == []
+    either = [ranking.at({"parameters": 0.5}, depth=depth).masks for depth in (0.0, 1.0)]
+    assert all(torch.equal(mask, either[1][one]) for one, mask in either[0].items())
+
+
+class Two(nn.Module):
+    """A stream to which nothing is added but two branches of their own: one has to stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 8)) for _ in range(2))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) + self.second(x))
+
+
+def test_one_of_the_branches_stays_if_there_is_nothing_else() -> None:
+    model, x = noisy(Two()), torch.randn(9, 5)
+    assert ends(Ranking(model, x, everything(model), examples=[x])) == ["second.2"]
+
+
+def test_without_examples_only_all_branches_are_known() -> None:
+    factory, inputs = ZOO["resnet-basic"]
+    model, x = noisy(factory()), inputs()
+    plain, informed = (Ranking(model, x, everything(model), examples=examples) for examples in (None, [x]))
+    assert plain.branches("macs") == informed.branches("macs")[-1:]
+    least = [ranking.at({"macs": 1e-9}, depth=1.0).macs for ranking in (plain, informed)]
+    assert least[0] == least[1] == plain.at({"macs": 1e-9}).macs  # with one unit in each layer, it is the same
+
+
+class Blocks(nn.Module):
+    """Four residual blocks of different widths."""
+
+    WIDTHS = (4, 20, 9, 12)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.inner = nn.ModuleList(nn.Linear(8, n) for n in self.WIDTHS)
+        self.outer = nn.ModuleList(nn.Linear(n, 8) for n in self.WIDTHS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = torch.tanh(x + outer(inner(x).relu()))
+        return self.last(x)
+
+
+def by_hand(model: Any, x: Tensor) -> list[int]:
+    """The blocks in the order in which they should go: greedy, by the change of the outputs per MAC saved, which is
+    known from earlier steps and computed again for the one that seems best."""
+    weights = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
+
+    def run(fixed: dict[int, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        h, adds = x.double().numpy() @ weights["stem.weight"].T + weights["stem.bias"], []
+        for number in range(4):
+            inner = np.maximum(h @ weights[f"inner.{number}.weight"].T + weights[f"inner.{number}.bias"], 0)
+            adds.append(inner @ weights[f"outer.{number}.weight"].T + weights[f"outer.{number}.bias"])
+            h = np.tanh(h + (fixed[number] if number in fixed else adds[-1]))
+        return h @ weights["last.weight"].T + weights["last.bias"], adds
+
+    wanted, adds = run({})
+    means = [add.mean(0) for add in adds]
+    spread = ((wanted - wanted.mean(0)) ** 2).sum()
+    saved = [16 * (width - 1) for width in Blocks.WIDTHS]  # one unit of each layer stays
+    order: list[int] = []
+
+    def change(gone: list[int]) -> float:
+        return ((run({k: means[k] for k in gone})[0] - wanted) ** 2).sum() / spread
+
+    known = {number: (change([number]) / saved[number], 0) for number in range(4)}
+    while known:
+        best = min(known, key=lambda number: known[number][0])
+        if known[best][1] == len(order):
+            order.append(best)
+            del known[best]
+        else:
+            known[best] = (change([*order, best]) - change(order)) / saved[best], len(order)
+    return order
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_is_that_of_a_greedy_search_by_hand(seed: int) -> None:
+    torch.manual_seed(seed)
+    dense = Blocks()
+    with torch.no_grad():
+        for number, layer in enumerate(dense.outer):
+            layer.weight.mul_(0.3 + 0.4 * ((number + seed) % 4))
+    model, x = svdc.convert(dense, log_sigma2=-12.0).eval(), torch.randn(60, 6)
+    ranking = Ranking(model, x[:3], everything(model), examples=list(x.split(5)))
+    assert ends(ranking) == [f"outer.{number}" for number in by_hand(dense, x)]
+
+
+def test_part_of_the_way_is_made_by_branches_and_the_rest_by_units() -> None:
+    torch.manual_seed(0)
+    model, x = svdc.convert(Blocks(), log_sigma2=-12.0).eval(), torch.randn(60, 6)
+    before = copy.deepcopy(model.state_dict())
+    ranking = Ranking(model, x[:3], everything(model), examples=list(x.split(5)))
+    total, left = ranking.total["macs"], ranking.branches("macs")
+    for goal in (0.7, 0.5, 0.3):
+        found = ranking.at({"macs": goal}, depth=0.5)
+        silent = [number for number in range(4) if not found.masks[f"outer.{number}"].any()]
+        count = next(count for count, size in enumerate(left, 1) if size <= total * goal**0.5)
+        assert {f"outer.{number}" for number in silent} == set(ends(ranking)[:count])
+        assert found.reached and found.macs <= goal * total
+        assert found.macs > goal * total - 16 * 2 or found.macs == left[count - 1]  # no more units than needed
+        assert svdc.cost.measure(prune(model, x[:3], masks=whole_units(model, found.masks)), x[:3]).macs == found.macs
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()) and not model.training
