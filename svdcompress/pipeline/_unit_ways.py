@@ -100,16 +100,21 @@ class Units(Ways):
             return Way("global", self._finished(found.masks), size, self.asked, None if free else count, free=free)
         now = self._costs(self.found)
         self._whole = now[self.follows], now[self.measure.name]
-        seen = [self._whole]
-        made = [Way("global", self._finished(self.found), seen[0][1], self.asked, free=True)]
+        return self._measured_down("global", self._whole)
+
+    def _measured_down(self, name: str, whole: tuple[float, float]) -> Way:
+        """A way to a target that takes files: the largest one measured that reaches it, else the smallest. whole: the count
+        and the size of the model as it is."""
+        seen = [whole]
+        made = [Way(name, self._finished(self.found), whole[1], self.asked, free=True)]
         while seen[0][1] > self.target and len(made) <= MORE:
             best = max((size for _, size in seen if size <= self.target), default=0.0)
             if best >= self.target * (1 - CLOSE) or (best >= self.target * FAR and len(made) > GUESSES):
                 break
             count = next_count(seen, self.target)
-            masks = self.ranking.at({self.follows: count}).masks
+            masks = self._at(name, count).masks
             now = self._costs(masks)
-            made.append(Way("global", self._finished(masks), now[self.measure.name], self.asked, count))
+            made.append(Way(name, self._finished(masks), now[self.measure.name], self.asked, count))
             if now[self.follows] in (left for left, _ in seen):  # the same units as before: no others will go
                 break
             seen.append((now[self.follows], now[self.measure.name]))
@@ -139,14 +144,13 @@ class Units(Ways):
                     found = self._at(name, count)
                     if found.reached or WITHIN not in name:
                         yield self._way(name, found, count, counted)
-        if self.measure.name == "latency" and usual.count is not None and self._whole is not None:
-            yield from self._by_branches(usual, self.target / self._whole[1] * self._whole[0])
+        if self.measure.name == "latency" and self._whole is not None:
+            for way in self._by_branches(self._whole):
+                if way.size is not None and way.size <= max(self.target, usual.size or 0.0) * (1 + CLOSE):
+                    yield way
 
-    def _by_branches(self, usual: Way, count: float) -> Iterator[Way]:
-        """The ways on which whole branches go, up to the target, or if they can't reach that, to the size of the usual way.
-
-        count: a first guess of what they leave.
-        """
+    def _by_branches(self, whole: tuple[float, float]) -> Iterator[Way]:
+        """The ways on which whole branches go. whole: the count and the size of the model as it is."""
         left = self._ranked_by(True).branches(self.follows)
         least, most, found = 0, len(left), None
         while least < most:  # the fewest branches that are enough
@@ -157,12 +161,10 @@ class Units(Ways):
             else:
                 least = middle + 1
         for name in BRANCHES if left else ():
-            way = found if name == WHOLE else None
-            for size in (self.target, usual.size):
-                first = self._ranked(name, max(count, FEWEST), counted=False)
-                way = way or self.fitted(first, replace(usual, size=size))
-            if way is not None:
-                yield way
+            try:
+                yield found if found is not None and name == WHOLE else self._measured_down(name, whole)
+            except PruneError:  # a way that can't be pruned can't be used
+                continue
 
     def _measured(self, way: Way) -> Way | None:
         """A way with its size; None if it can't be pruned."""
