@@ -114,6 +114,8 @@ def export_onnx(
         features, "inputs": which features of the original model are still read, and along which dimension.
     opset: 18 to 23, but at most 21 for a file that draws.
 
+    A branch that adds a constant, because no weight of its last layer is left, is not in the file: the constant is.
+
     A Monte-Carlo file computes once what does not depend on noise, and loops over draws for the rest: its memory does not
     grow with `samples`. Sums are float64. A layer whose weights are each used once per row has noise on its output, for each
     row; a layer whose weights are used at several positions (convolutions, tokens, a layer called twice, tied weights) has

@@ -36,7 +36,7 @@ KEEPING = ("global", "half-even")
 """The ways that are also tried like that."""
 
 WHOLE = "branches"
-BRANCHES = {WHOLE: 1.0, f"{WHOLE}-50%": 0.5}
+BRANCHES = {WHOLE: 1.0, f"{WHOLE}-75%": 0.75, f"{WHOLE}-50%": 0.5}
 """The ways on which whole residual branches go first, with their `depth` for `Ranking.at`. Tried if latency is the goal: a
 narrow layer that loses channels gets hardly faster, and a branch that is gone takes no time at all. Their sizes are measured
 before they are compared, as latency follows the multiply-accumulates of branches more closely than those of units."""

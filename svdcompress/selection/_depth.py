@@ -1,24 +1,92 @@
-"""The order in which whole residual branches go: those first without which the outputs move least for what they cost."""
+"""Which whole residual branches go, in order: those first without which the outputs move least for what they cost."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import call, main_output, map_tensors
 from svdcompress.layers import VariationalLayer, variational_layers
-from svdcompress.selection._residual import Branch
+from svdcompress.prune import Analysis
+from svdcompress.relevance import Masks
+from svdcompress.selection._readers import readers
+from svdcompress.selection._residual import Branch, branches
+from svdcompress.selection._sensitivity import as_mean, elsewhere
 
 BATCHES = 64
 """The most batches of examples on which branches are judged."""
 
 LEAST_MOVE = 1e-9
 """The least share of the outputs' variance that a branch counts for: of those that change nothing, the dearest goes first."""
+
+
+class Depth:
+    """The residual branches of a model that can go as a whole.
+
+    killable: bool per root, the units that may go. examples: batches of inputs; without any it is not known which branches
+    matter least. device: where the model runs on them (None: where it is). size: what is left without some branches, by
+    measure.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        analysis: Analysis,
+        killable: np.ndarray,
+        masks: Masks,
+        examples: Sequence[Any] | None,
+        device: torch.device | None,
+        size: Callable[[Sequence[Branch]], Mapping[str, float]],
+    ) -> None:
+        self.model, self.analysis, self.killable, self.masks = model, analysis, killable, masks
+        self.examples, self.device, self.size = examples, device, size
+        self._order: dict[str, list[Branch]] = {}
+
+    @cached_property
+    def ends(self) -> dict[Branch, str]:
+        """The branches, with the name of the layer at the end of each."""
+        names = {id(consumer): names[0] for consumer, names in readers(self.model, self.analysis) if names}
+        ends = {branch: id(self.analysis.consumers[branch.writer]) for branch in branches(self.analysis, self.killable)}
+        return {branch: names[end] for branch, end in ends.items() if end in names}
+
+    def order(self, measure: str) -> list[Branch]:
+        """The branches in the order in which they should go; none without examples."""
+        if self.examples is None or not self.ends:
+            return []
+        if measure not in self._order:
+            whole, found = self.size([])[measure], list(self.ends.items())
+            with elsewhere(self.model, self.device), as_mean(self.model, self.masks):
+                self._order[measure] = in_order(self.model, found, self.examples, lambda gone: whole - self.size(gone)[measure])
+        return self._order[measure]
+
+    def left(self, measure: str) -> list[float]:
+        """What is left without the first branch, the first two and so on; without examples, only what is left without all."""
+        found = self.order(measure)
+        if not found:
+            return [self.size(list(self.ends))[measure]] if self.ends else []
+        return [self.size(found[:count])[measure] for count in range(1, len(found) + 1)]
+
+    def of_part(self, measure: str, limit: float, part: float) -> list[Branch]:
+        """The branches that go for a part of the way to a limit (of its logarithm): the fewest that get there, or all."""
+        if not self.ends:
+            return []
+        now, everything = self.size([])[measure], list(self.ends)
+        limit = now * (max(limit, 1e-9) / now) ** part if limit < now else now
+        if self.size(everything)[measure] > limit:
+            return everything  # in whatever order
+        found = self.order(measure)
+        least, most = 0, len(found)
+        while least < most:
+            middle = (least + most) // 2
+            least, most = (least, middle) if self.size(found[:middle])[measure] <= limit else (middle + 1, most)
+        return found[:least]
 
 
 @torch.no_grad()

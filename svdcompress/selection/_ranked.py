@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +19,10 @@ from svdcompress.layers import VariationalLayer
 from svdcompress.prune import Analysis, Choice, analyse, oriented
 from svdcompress.relevance import Masks, as_masks, information, relevance
 from svdcompress.selection._bundles import Pools, bundles
-from svdcompress.selection._depth import in_order
+from svdcompress.selection._depth import Depth
 from svdcompress.selection._readers import readers, scores
-from svdcompress.selection._residual import Branch, branches, residual
-from svdcompress.selection._sensitivity import as_mean, elsewhere, sensitivity
+from svdcompress.selection._residual import Branch, residual
+from svdcompress.selection._sensitivity import sensitivity
 from svdcompress.selection._sizes import MEASURES, Shrinking, Sizes, Touch
 
 WEIGHTS = "weights"
@@ -69,6 +68,7 @@ def ranked(
     weigh: Callable[[VariationalLayer], Tensor] = information,
     examples: Iterable[Any] | None = None,
     within_blocks: bool = False,
+    depth: float = 0.0,
 ) -> Masks:
     """Masks in which more whole units are dead, the least relevant for their cost first, until the goal is met.
 
@@ -86,6 +86,8 @@ def ranked(
     examples: batches of inputs without targets, each as for one call of the model; a hundred or more, of a few examples each.
     within_blocks: all residual channels, to which several layers add their outputs, stay. A ResNet then loses far less at the
         same number of multiply-accumulates, but can become less small.
+    depth: which part of the way to the goal (of its logarithm) whole residual branches make, before units do the rest: those
+        first without which the outputs move least. Takes `examples`. See `Ranking.at`.
 
     Warns if the goal cannot be reached, and returns the closest masks. It does not know of units that `prune` will have to put
     back, because code of the model depends on their number: the model then keeps more than the goal, and
@@ -105,7 +107,11 @@ def ranked(
         weigh=weigh,
         examples=examples,
     )
-    found = ranking.at(goal, within_blocks=within_blocks)
+    if depth > 0 and examples is None:
+        raise UsageError("depth: without examples it is not known which residual branches matter least; pass examples")
+    if depth > 0 and not ranking.branches(ranking.limit(goal)[0]):
+        warnings.warn("depth changes nothing: the model has no residual branches that could go as a whole", stacklevel=2)
+    found = ranking.at(goal, within_blocks=within_blocks, depth=depth)
     if within_blocks and not ranking.residual:
         within_blocks = False
         warnings.warn("within_blocks changes nothing: the model has no residual channels that could go", stacklevel=2)
@@ -145,10 +151,9 @@ class Ranking:
         found = analyse(model, example_inputs, masks=self.masks, protect=protect, remove_inputs=remove_inputs)
         self._analysis = found
         self._steps: dict[tuple[str, float, bool, tuple[Branch, ...]], list[_Step]] = {}
-        self._order: dict[str, list[Branch]] = {}
+        self._depth: Depth | None = None
         self._residual = np.zeros(0, bool)
-        self._examples = None if examples is None else list(examples)
-        self._device = device
+        examples = None if examples is None else list(examples)
         if found is None:  # nothing can go: the sizes stay as they are
             from svdcompress.cost import measure
 
@@ -160,8 +165,11 @@ class Ranking:
         self._information, self._killable = scores(model, found, self.masks, weigh)
         self._residual = residual(found) & self._killable
         self._score = self._information
-        if self._examples is not None:
-            moves = sensitivity(model, found, self.masks, self._examples, device)
+        self._depth = Depth(
+            model, found, self._killable, self.masks, examples, device, lambda gone: self._size(_as_steps(gone))[1]
+        )
+        if examples is not None:
+            moves = sensitivity(model, found, self.masks, examples, device)
             if (least := UNMOVED * float(moves[self._killable].sum()) / max(int(self._killable.sum()), 1)) > 0:
                 self._score = np.sqrt(self._information * np.maximum(moves, least))
         self._weights = scores(model, found, self.masks, lambda layer: torch.ones_like(layer.weight))[0]
@@ -181,10 +189,7 @@ class Ranking:
     def branches(self, measure: str) -> list[float]:
         """What is left without the first one, two, ... of the residual branches that can go as a whole. Without examples it is
         not known which ones matter least: only what is left without all of them then."""
-        found = self._branches_of(measure)
-        if not found and (all_of_them := list(self._ends)):
-            return [self._size(_as_steps(all_of_them))[1][measure]]
-        return [self._size(_as_steps(found[:count]))[1][measure] for count in range(1, len(found) + 1)]
+        return self._depth.left(measure) if self._depth else []
 
     def at(
         self, goal: Mapping[str, float], *, evenness: float = 0.0, within_blocks: bool = False, depth: float = 0.0
@@ -195,12 +200,14 @@ class Ranking:
         layer (those with the same cost), so that each layer loses its own least relevant units and none goes as a whole; a
         value in between divides by that power of the mean.
         within_blocks: all residual channels stay, so that only units inside of residual blocks go.
-        depth: which part of the way to the goal (of its logarithm) whole residual branches make, before units do the rest.
+        depth: which part of the way to the goal (of its logarithm) whole residual branches make, before units do the rest. One
+            unit of each layer in them stays; files leave the branch out (see `export_onnx`).
         """
         measure, limit = self.limit(goal)
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
-        steps = self._steps_of(measure, evenness, within_blocks, self._deep(measure, limit, depth))
+        deep = self._depth.of_part(measure, limit, depth) if self._depth and depth > 0 else []
+        steps = self._steps_of(measure, evenness, within_blocks, deep)
         least, most = 0, len(steps)
         if self._size(steps)[1][measure] > limit:
             least = most  # even removing all of them is not enough
@@ -260,45 +267,6 @@ class Ranking:
         """What `prune` would remove after these steps, and the sizes it would leave."""
         choice = self._found.choose(round_to=self.round_to, unread=self._gone(steps))
         return choice, self._sizes.left(choice)
-
-    @cached_property
-    def _ends(self) -> dict[Branch, str]:
-        """The residual branches that can go as a whole, with the name of the layer at the end of each."""
-        if self._analysis is None:
-            return {}
-        names = {id(consumer): names[0] for consumer, names in readers(self.model, self._found) if names}
-        ends = {branch: id(self._found.consumers[branch.writer]) for branch in branches(self._found, self._killable)}
-        return {branch: names[end] for branch, end in ends.items() if end in names}
-
-    def _branches_of(self, measure: str) -> list[Branch]:
-        """Whole residual branches in the order of their removal; none without examples."""
-        if self._examples is None or not self._ends:
-            return []
-        if measure not in self._order:
-            whole = self._size([])[1][measure]
-            with elsewhere(self.model, self._device), as_mean(self.model, self.masks):
-                self._order[measure] = in_order(
-                    self.model,
-                    list(self._ends.items()),
-                    self._examples,
-                    lambda gone: whole - self._size(_as_steps(gone))[1][measure],
-                )
-        return self._order[measure]
-
-    def _deep(self, measure: str, limit: float, depth: float) -> list[Branch]:
-        """The branches that go for a part of the way to a limit: the fewest that get there, or all."""
-        if depth <= 0 or not self._ends:
-            return []
-        now, everything = self._size([])[1][measure], list(self._ends)
-        limit = now * (max(limit, 1e-9) / now) ** depth if limit < now else now
-        if self._size(_as_steps(everything))[1][measure] > limit:
-            return everything  # in whatever order
-        found = self._branches_of(measure)
-        least, most = 0, len(found)
-        while least < most:
-            middle = (least + most) // 2
-            least, most = (least, middle) if self._size(_as_steps(found[:middle]))[1][measure] <= limit else (middle + 1, most)
-        return found[:least]
 
     def _steps_of(
         self, measure: str, evenness: float = 0.0, within_blocks: bool = False, deep: Sequence[Branch] = ()

@@ -74,6 +74,7 @@ def _others(analysis: Analysis, consumer: Consumer) -> np.ndarray:
 
 @contextmanager
 def elsewhere(model: nn.Module, device: torch.device | None) -> Iterator[None]:
+    """Within it, the model is on a device (None: where it is)."""
     before = next(model.parameters()).device
     try:
         if device is not None:

@@ -68,10 +68,11 @@ def test_the_fewest_branches_that_are_enough_go(made: Any) -> None:
     assert silent(way) == {1, 3, 5} and way.size == 5 / DENSE  # those that matter least, and no units of others
     assert usual.size is not None and way.size <= usual.size * (1 + CLOSE)
     assert all(way.masks[f"outer.{number}"].all() for number in (0, 2, 4))
-    half = ways["branches-50%"]
-    assert half.size is not None and half.size <= usual.size * (1 + CLOSE)
-    assert silent(half)
-    for one in (way, half):
+    half, most = ways["branches-50%"], ways["branches-75%"]
+    assert {1} <= silent(half) <= silent(most) <= silent(way)
+    for one in (half, most):
+        assert one.size is not None and one.size <= max(usual.size, 5 / DENSE) * (1 + CLOSE)
+    for one in (way, most, half):
         again = to_size.again(json.loads(json.dumps(one.stored())))
         assert all(torch.equal(mask, again[name]) for name, mask in one.masks.items())
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from zoo_models import ZOO
 
 import svdcompress as svdc
+from svdcompress.errors import UsageError
 from svdcompress.layers import variational_layers
 from svdcompress.prune import prune
-from svdcompress.selection import Ranking, whole_units
+from svdcompress.selection import Ranking, ranked, whole_units
 
 BRANCHES: dict[str, set[str]] = {
     "resnet-basic": {"3.conv2", "4.conv2", "5.conv2"},
@@ -36,9 +37,8 @@ NONE = ["mlp", "vgg-bn", "densenet", "unet", "lstm", "gated-mlp"]
 
 def ends(ranking: Ranking, measure: str = "macs") -> list[str]:
     """The layers at the ends of the branches, in the order in which they go."""
-    found: Any = ranking._analysis
-    names = [found.consumers[branch.writer].parameter.name for branch in ranking._branches_of(measure)]
-    return [name.removesuffix(".weight") for name in names]
+    depth: Any = ranking._depth
+    return [depth.ends[branch] for branch in depth.order(measure)]
 
 
 @pytest.mark.parametrize("name", BRANCHES)
@@ -84,6 +84,20 @@ class Two(nn.Module):
 def test_one_of_the_branches_stays_if_there_is_nothing_else() -> None:
     model, x = noisy(Two()), torch.randn(9, 5)
     assert ends(Ranking(model, x, everything(model), examples=[x])) == ["second.2"]
+
+
+def test_depth_takes_examples_and_branches() -> None:
+    factory, inputs = ZOO["resnet-basic"]
+    model, x = noisy(factory()), inputs()
+    with pytest.raises(UsageError, match="depth: without examples it is not known"):
+        ranked(model, x, everything(model), goal={"macs": 0.5}, depth=1.0)
+    masks = ranked(model, x, everything(model), goal={"macs": 0.5}, depth=1.0, examples=[x])
+    silent = {name for name, mask in masks.items() if not mask.any()}
+    assert silent & BRANCHES["resnet-basic"]
+    factory, inputs = ZOO["vgg-bn"]
+    model, x = noisy(factory()), inputs()
+    with pytest.warns(UserWarning, match="depth changes nothing: the model has no residual branches"):
+        ranked(model, x, everything(model), goal={"macs": 0.5}, depth=1.0, examples=[x])
 
 
 def test_without_examples_only_all_branches_are_known() -> None:
