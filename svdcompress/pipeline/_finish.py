@@ -19,7 +19,7 @@ from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._late import Late
 from svdcompress.pipeline._measure import BATCHES, THREADS
 from svdcompress.pipeline._onnx import Files
-from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code, slower_file
+from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code, slower_file, without_weights
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._skill import lost_skill
@@ -134,6 +134,8 @@ def cost_stage(context: Context, opened: Opened, files: Files) -> None:
         results.warnings.extend(nothing_smaller(recipe, results, context.history))
         results.warnings.extend(hardly_faster(results, recipe.export.sets))
         results.warnings.extend(padded_in_code(results))
+        for line in without_weights(results):
+            context.note(line)
 
     context.attempt("latency and ratios", work)
 

@@ -63,6 +63,19 @@ def padded_in_code(results: RunResults) -> list[str]:
     ]
 
 
+def without_weights(results: RunResults) -> list[str]:
+    """A note on layers of which no weight is left; else []."""
+    names = [row["name"] for row in results.layers if not row["weights"]]
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    which, give = ("1 layer", "it gives") if len(names) == 1 else (f"{len(names)} layers", "they give")
+    return [
+        f"no weight is left in {which} ({', '.join(names[:3])}{more}): what {give} is a constant. If it is added to what others "
+        "give, as in a residual block, the ONNX files hold the constant alone"
+    ]
+
+
 def larger_file(results: RunResults) -> list[str]:
     """A warning if model.onnx is larger than the goal in bytes that its trial had reached; `reached` is then set to False.
     Else []."""

@@ -14,7 +14,7 @@ from svdcompress.cli import app
 from svdcompress.cost import Cost
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _trainer, converted, estimate, out_of_reach, rate_of_variances, reach_of, run
-from svdcompress.pipeline._outcome import _more, hardly_faster, nothing_smaller, padded_in_code
+from svdcompress.pipeline._outcome import _more, hardly_faster, nothing_smaller, padded_in_code, without_weights
 from svdcompress.pipeline._results import RunResults, Side
 from svdcompress.prune import PADDED
 from svdcompress.recipe import WITHOUT_RECIPE, load_recipe
@@ -193,6 +193,16 @@ def test_channels_that_a_padding_in_code_holds_are_told_and_what_to_do():
     (line,) = padded_in_code(RunResults(pruning={"groups": [free, *held]}))
     assert "48 channels of layer1.conv2 and 1 other layer stay" in line and "a module of its own" in line
     assert padded_in_code(RunResults(pruning={"groups": [free]})) == padded_in_code(RunResults()) == []
+
+
+def test_layers_without_weights_are_told():
+    rows = [{"name": f"block.{n}", "weights": 0} for n in range(5)]
+    alive = {"name": "head", "weights": 7}
+    (line,) = without_weights(RunResults(layers=[alive, *rows]))
+    assert "no weight is left in 5 layers (block.0, block.1, block.2 and 2 more): what they give is a constant" in line
+    (line,) = without_weights(RunResults(layers=[alive, rows[0]]))
+    assert "in 1 layer (block.0): what it gives is a constant" in line
+    assert without_weights(RunResults(layers=[alive])) == without_weights(RunResults()) == []
 
 
 def test_another_reason_than_odd_channels_is_not_taken_for_them():
