@@ -65,14 +65,14 @@ def padded_in_code(results: RunResults) -> list[str]:
 
 def without_weights(results: RunResults) -> list[str]:
     """A note on layers of which no weight is left; else []."""
-    names = [row["name"] for row in results.layers if not row["weights"]]
+    names = [row["name"] for row in results.layers or () if row.get("weights") == 0]
     if not names:
         return []
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     which, give = ("1 layer", "it gives") if len(names) == 1 else (f"{len(names)} layers", "they give")
     return [
-        f"no weight is left in {which} ({', '.join(names[:3])}{more}): what {give} is a constant. If it is added to what others "
-        "give, as in a residual block, the ONNX files hold the constant alone"
+        f"no weight is left in {which} ({', '.join(names[:3])}{more}): what {give} is a constant. If it is added to what "
+        "others give, as in a residual block, the ONNX files hold the constant alone"
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_output, map_tensors
+from svdcompress.batch import call, first_tensor, main_output, map_tensors
 from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.prune import Analysis
 from svdcompress.relevance import Masks
@@ -20,8 +20,14 @@ from svdcompress.selection._readers import readers
 from svdcompress.selection._residual import Branch, branches
 from svdcompress.selection._sensitivity import as_mean, elsewhere
 
-BATCHES = 64
-"""The most batches of examples on which branches are judged."""
+BATCHES, FEWEST = 64, 8
+"""The most batches of examples on which branches are judged, and the fewest."""
+
+MOST = 5 * 10**12
+"""Multiply-accumulates that this may take, about two minutes on one core, before fewer batches than BATCHES are used."""
+
+PASSES = 3
+"""How often a branch is tried, about: once at first, and again when it comes up as the best one."""
 
 LEAST_MOVE = 1e-9
 """The least share of the outputs' variance that a branch counts for: of those that change nothing, the dearest goes first."""
@@ -63,7 +69,9 @@ class Depth:
         if measure not in self._order:
             whole, found = self.size([])[measure], list(self.ends.items())
             with elsewhere(self.model, self.device), as_mean(self.model, self.masks):
-                self._order[measure] = in_order(self.model, found, self.examples, lambda gone: whole - self.size(gone)[measure])
+                each = len(first_tensor(self.examples[0])) * self.size([])["macs"] * PASSES * len(found)
+                some = self.examples[: max(FEWEST, min(BATCHES, int(MOST / max(each, 1.0))))]
+                self._order[measure] = in_order(self.model, found, some, lambda gone: whole - self.size(gone)[measure])
         return self._order[measure]
 
     def left(self, measure: str) -> list[float]:
@@ -108,7 +116,7 @@ def in_order(
     """
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     device = next(model.parameters()).device
-    batches = [map_tensors(each, lambda tensor: tensor.to(device)) for each in examples[:BATCHES]]
+    batches = [map_tensors(each, lambda tensor: tensor.to(device)) for each in examples]
     means = _means([(name, layers[name]) for _, name in found], model, batches)
     found = [(branch, name) for branch, name in found if name in means]  # one that doesn't run is no branch
     wanted = [main_output(call(model, each)).float() for each in batches]

@@ -16,7 +16,7 @@ import svdcompress as svdc
 from svdcompress.errors import UsageError
 from svdcompress.layers import variational_layers
 from svdcompress.prune import prune
-from svdcompress.selection import Ranking, ranked, whole_units
+from svdcompress.selection import Ranking, _depth, ranked, whole_units
 
 BRANCHES: dict[str, set[str]] = {
     "resnet-basic": {"3.conv2", "4.conv2", "5.conv2"},
@@ -170,6 +170,19 @@ def test_the_order_is_that_of_a_greedy_search_by_hand(seed: int) -> None:
     model, x = svdc.convert(dense, log_sigma2=-12.0).eval(), torch.randn(60, 6)
     ranking = Ranking(model, x[:3], everything(model), examples=list(x.split(5)))
     assert ends(ranking) == [f"outer.{number}" for number in by_hand(dense, x)]
+
+
+def test_a_large_model_is_tried_on_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = svdc.convert(Blocks(), log_sigma2=-12.0).eval(), torch.randn(500, 6)
+    seen: list[int] = []
+    model.stem.register_forward_hook(lambda *given: seen.append(len(given[2])))
+    for most, batches in ((10**12, _depth.BATCHES), (1, _depth.FEWEST), (5 * 3 * 4 * 792 * 20, 20)):
+        monkeypatch.setattr(_depth, "MOST", most)
+        ranking = Ranking(model, x[:3], everything(model), examples=list(x.split(5)))
+        seen.clear()
+        ranking.branches("macs")
+        rounds, rest = divmod(len(seen), batches)
+        assert rest == 0 and rounds >= 2 + 4 and set(seen) == {5}  # means, outputs, and each branch at least once
 
 
 def test_part_of_the_way_is_made_by_branches_and_the_rest_by_units() -> None:
