@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from svdcompress.batch import call, first_tensor, main_output, map_tensors
 from svdcompress.layers import VariationalLayer, variational_layers
@@ -25,6 +26,9 @@ BATCHES, FEWEST = 64, 8
 
 MOST = 5 * 10**12
 """Multiply-accumulates that this may take, about two minutes on one core, before fewer batches than BATCHES are used."""
+
+TOGETHER = 8
+"""Batches that run as one, if they have the same shapes: small ones cost more by their number than by their size."""
 
 PASSES = 3
 """How often a branch is tried, about: once at first, and again when it comes up as the best one."""
@@ -116,7 +120,7 @@ def in_order(
     """
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     device = next(model.parameters()).device
-    batches = [map_tensors(each, lambda tensor: tensor.to(device)) for each in examples]
+    batches = [map_tensors(each, lambda tensor: tensor.to(device)) for each in together(examples, TOGETHER)]
     means = _means([(name, layers[name]) for _, name in found], model, batches)
     found = [(branch, name) for branch, name in found if name in means]  # one that doesn't run is no branch
     wanted = [main_output(call(model, each)).float() for each in batches]
@@ -149,6 +153,36 @@ def in_order(
         order.append(branch)
         now, cost = moved(order), saved(order)
     return order
+
+
+def together(batches: Sequence[Any], count: int) -> list[Any]:
+    """Batches joined by up to `count`, as far as their tensors have the same shapes; a tensor without examples stays as it is.
+
+    >>> [tuple(each.shape) for each in together([torch.zeros(2, 3)] * 5, 4)]
+    [(8, 3), (2, 3)]
+    """
+    found: list[Any] = []
+    for start in range(0, len(batches), count):
+        some = batches[start : start + count]
+        flat, forms = zip(*(tree_flatten(each) for each in some), strict=True)
+        size = len(first_tensor(some[0]))
+        alike = all(form == forms[0] for form in forms) and all(_alike(leaves) for leaves in zip(*flat, strict=True))
+        if not alike:
+            found += some
+            continue
+        joined = [
+            torch.cat(leaves) if isinstance(leaves[0], Tensor) and leaves[0].shape[:1] == (size,) else leaves[0]
+            for leaves in zip(*flat, strict=True)
+        ]
+        found.append(tree_unflatten(joined, forms[0]))
+    return found
+
+
+def _alike(leaves: Sequence[Any]) -> bool:
+    first = leaves[0]
+    if isinstance(first, Tensor):
+        return all(isinstance(leaf, Tensor) and leaf.shape == first.shape for leaf in leaves)
+    return all(type(leaf) is type(first) and leaf == first for leaf in leaves)
 
 
 def _means(layers: Sequence[tuple[str, nn.Module]], model: nn.Module, batches: Iterable[Any]) -> dict[str, Tensor]:
