@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 JOINING = frozenset(("Add", "Div", "Max", "Min", "Mul", "Sub"))
 """Operators in which a branch meets the rest of the model, and that broadcast a smaller constant."""
 
-ACTIVATIONS = ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Selu", "Sigmoid", "Softplus")
-NUMBERS = ("Abs", "Cast", "Erf", "Exp", "Identity", "Neg", "Pow", "Reciprocal", "Softsign", "Sqrt", "Tanh")
+ACTIVATIONS = ("Celu", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu")
+SMOOTH = ("Sigmoid", "Softplus", "Softsign", "Tanh")
+NUMBERS = ("Abs", "Cast", "Erf", "Exp", "Identity", "Log", "Neg", "Pow", "Reciprocal", "Sqrt")
+CHOICES = ("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Where")
+MEANS = ("BatchNormalization", "GlobalAveragePool", "LayerNormalization", "ReduceMean")
 
-ELEMENTWISE = frozenset((*ACTIVATIONS, *NUMBERS, *JOINING, "BatchNormalization", "Transpose"))
+FOLLOWED = frozenset((*ACTIVATIONS, *SMOOTH, *NUMBERS, *CHOICES, *MEANS, *JOINING, "Transpose"))
 """Operators that give the same if a dimension along which all inputs are constant has size 1."""
 
 
@@ -34,13 +37,13 @@ def without_silent_branches(model: ir.Model) -> None:
     import onnx_ir.passes.common as passes
 
     known: dict[ir.Value, np.ndarray] = {}
-    names = (name for number in count() if (name := f"silent_branch_{number}") not in model.graph.initializers)
+    names = (name for number in count() if (name := f"silent-branch-{number}") not in model.graph.initializers)
     joined = False
     for node in list(model.graph):
         if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             continue
         found = _of_zeros(node)
-        if found is None and node.op_type in ELEMENTWISE and any(value in known for value in node.inputs):
+        if found is None and node.op_type in FOLLOWED and any(value in known for value in node.inputs):
             given = [_constant(value, known) for value in node.inputs]
             if all(array is not None for value, array in zip(node.inputs, given, strict=True) if value is not None):
                 found = _computed(node, given, model.opset_imports.get("", 20))
@@ -137,7 +140,7 @@ def _joined(graph: ir.Graph, node: ir.Node, known: dict[ir.Value, np.ndarray], n
     if plain and not added[0].any():
         output.replace_all_uses_with(others[0])
         return True
-    if plain and _by_channel(added[0]):
+    if plain and _by_channel(added[0], output.shape):
         # onnxruntime adds a constant to its blocked layout of channels only in this form
         one, zero = (np.full(added[0].shape[1], number, added[0].dtype) for number in (1, 0))
         parts = [stored(one), stored(added[0].reshape(-1)), stored(zero), stored(one)]
@@ -153,6 +156,6 @@ def _joined(graph: ir.Graph, node: ir.Node, known: dict[ir.Value, np.ndarray], n
     return True
 
 
-def _by_channel(array: np.ndarray) -> bool:
-    """Whether an array is constant along all dimensions but the second, of an image's shape or the like."""
-    return array.ndim > 2 and array.size == array.shape[1] and array.dtype == np.float32
+def _by_channel(array: np.ndarray, shape: ir.Shape) -> bool:
+    """Whether a value of a shape has channels in its second dimension, and an array is constant along all others."""
+    return array.ndim == len(shape) > 2 and array.size == array.shape[1] == shape[1] and array.dtype == np.float32

@@ -16,7 +16,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._search_kept import keep, known
-from svdcompress.pipeline._way import Ways
+from svdcompress.pipeline._way import Way, Ways
 from svdcompress.recipe import LrSchedule
 from svdcompress.relevance import Masks, as_masks, hold
 from svdcompress.sources import make_model
@@ -81,7 +81,7 @@ def cooled(
     climb: Climb,
     ask: Ask,
     ways: Callable[[nn.Module, Masks | None], Ways],
-    choose: Callable[[Ways], str],
+    choose: Callable[[Ways], Way],
 ) -> Cooled:
     """The posterior of a trial; made once, then read from its file.
 
@@ -113,7 +113,7 @@ def _cool(
     climb: Climb,
     ask: Ask,
     ways: Callable[[nn.Module, Masks | None], Ways],
-    choose: Callable[[Ways], str],
+    choose: Callable[[Ways], Way],
     file: Path,
 ) -> None:
     recipe, folder = climb.context.recipe, ask.folder(climb.folder)
@@ -152,12 +152,15 @@ def _keep(model: nn.Module, file: Path, natural: float | None, history: list[dic
     checkpoint.save(model, file, extra=json.loads(json.dumps(report.plain(extra))))
 
 
-def _way_to(way: Ways, choose: Callable[[Ways], str], file: Path) -> tuple[float, float | None, str]:
+def _way_to(way: Ways, choose: Callable[[Ways], Way], file: Path) -> tuple[float, float | None, str]:
     """A model's natural size, the size to reach (None: nothing has to be cut), and the name of the way to it; found after the
     first part and kept in the file."""
     names = ("natural", "aim", "way")
     if (found := known(file, names)) is None:
-        aim = way.aim()
-        keep(file, {"natural": way.natural, "aim": aim, "way": "" if aim is None else choose(way)})
+        aim, name = way.aim(), ""
+        if aim is not None:
+            taken = choose(way)
+            aim, name = way.aim_of(taken), taken.name
+        keep(file, {"natural": way.natural, "aim": aim, "way": name})
         found = known(file, names) or {}
     return found["natural"], found["aim"], found["way"]

@@ -34,7 +34,7 @@ from svdcompress.pipeline._search_words import below_least, busy_machine, no_lea
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage
 from svdcompress.pipeline._unit_ways import FOLLOWS
-from svdcompress.pipeline._way import Ways
+from svdcompress.pipeline._way import Way, Ways
 from svdcompress.pipeline._ways import ways_for
 from svdcompress.recipe import MEASURES, Goal, parse_goal
 from svdcompress.reconstruction import Reconstruction, fits_any
@@ -238,9 +238,9 @@ class Trials:
 
         return cooled(self.path, ask, to_size, self._way)
 
-    def _way(self, to_size: Ways) -> str:
-        """The name of the way that a trial follows in its steps."""
-        return chosen_for(self.context, self.opened.data, to_size)[0].name
+    def _way(self, to_size: Ways) -> Way:
+        """The way that a trial follows in its steps."""
+        return chosen_for(self.context, self.opened.data, to_size)[0]
 
     @cached_property
     def _reconstructor(self) -> Reconstructor | None:

@@ -108,8 +108,9 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
         cure = "one example takes about the same time at any width; --set search.latency_batch=128 counts that batch alone"
     else:
         cure = "most of that time doesn't depend on widths"
+    least_model = "one unit in each layer, plus what cannot be removed,"
     return (
-        f"the goal {goal.text} cannot be reached: one unit in each layer, plus what cannot be removed, still "
+        f"the goal {goal.text} cannot be reached: {'the smallest model that can be left' if how else least_model} still "
         f"{'takes' if how else 'has'} {least_told} {unit} "
         f"({dense / least:.3g}x fewer){told_how(how)}. The search aims at {aim_told} instead ({dense / aim:.3g}x): {cure}"
     )

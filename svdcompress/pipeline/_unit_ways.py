@@ -106,7 +106,7 @@ class Units(Ways):
         """A way to a target that takes files: the largest one measured that reaches it, else the smallest. whole: the count
         and the size of the model as it is."""
         seen = [whole]
-        made = [Way(name, self._finished(self.found), whole[1], self.asked, free=True)]
+        made = [Way(name, self._finished(self.found), whole[1], self.asked, free=whole[1] <= self.target)]
         while seen[0][1] > self.target and len(made) <= MORE:
             best = max((size for _, size in seen if size <= self.target), default=0.0)
             if best >= self.target * (1 - CLOSE) or (best >= self.target * FAR and len(made) > GUESSES):
@@ -124,8 +124,13 @@ class Units(Ways):
     def aim(self) -> float | None:
         return super().aim() if self.measure.name == self.follows else self.usual().count
 
+    def aim_of(self, way: Way) -> float | None:
+        # for the same latency, units have to leave far fewer multiply-accumulates than branches
+        return way.count if way.name in BRANCHES else self.aim()
+
     def least(self) -> float:
-        found = self.ranking.at({self.follows: FEWEST}, depth=float(self.measure.name == "latency"))
+        whole = self.measure.name == "latency" and self.context.recipe.search.mixture != "off"
+        found = self.ranking.at({self.follows: FEWEST}, depth=float(whole))
         if self.measure.name == self.follows:
             return float(getattr(found, self.follows))
         return self._costs(found.masks)[self.measure.name]

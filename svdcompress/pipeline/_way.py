@@ -121,6 +121,10 @@ class Ways:
         """The count to aim at, in what the measure follows, as far as this model tells; None if nothing alive has to go."""
         return self.target if self.target < self.natural else None
 
+    def aim_of(self, way: Way) -> float | None:
+        """The same for the steps on a way."""
+        return self.aim()
+
     def least(self) -> float:
         """The size that no masks can go below, in the measure of the search; 0 if it is not known in advance."""
         return 0.0

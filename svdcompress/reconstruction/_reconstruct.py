@@ -132,7 +132,7 @@ def reconstruct(
         with _hooked([*hooks, *_centring(model, silent, made_up)]):
             call(model, inputs)
     left |= {name: "it doesn't run after the cut" for name in ready if name in targets.rows}
-    left |= {name: "none of its weights are left, and it has no bias" for name in silent if name not in made_up}
+    left |= {name: "none of its weights are left, and it has no bias that learns" for name in silent if name not in made_up}
     return Reconstruction(found, left)
 
 
@@ -199,7 +199,8 @@ def _centring(model: nn.Module, silent: Mapping[str, nn.Module], made_up: set[st
             made_up.add(name)
 
     for name, layer in silent.items():
-        yield layer.register_forward_hook, note(name)
+        if name not in made_up:
+            yield layer.register_forward_hook, note(name)
     for norm in _norms(model) if silent else ():
         yield norm.register_forward_pre_hook, hook
 

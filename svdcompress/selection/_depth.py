@@ -90,7 +90,8 @@ class Depth:
         if not self.ends:
             return []
         now, everything = self.size([])[measure], list(self.ends)
-        limit = now * (max(limit, 1e-9) / now) ** part if limit < now else now
+        if part < 1:
+            limit = now * (max(limit, 1e-9) / now) ** part if limit < now else now
         if self.size(everything)[measure] > limit:
             return everything  # in whatever order
         found = self.order(measure)
@@ -124,8 +125,8 @@ def in_order(
     means = _means([(name, layers[name]) for _, name in found], model, batches)
     found = [(branch, name) for branch, name in found if name in means]  # one that doesn't run is no branch
     wanted = [main_output(call(model, each)).float() for each in batches]
-    centre = torch.cat([each.flatten(1) for each in wanted]).mean(0) if wanted else torch.zeros(1)
-    spread = sum(float((each.flatten(1) - centre).square().sum()) for each in wanted) or 1.0
+    flat = torch.cat([each.reshape(-1) for each in wanted])
+    spread = float((flat - flat.mean()).square().sum()) or 1.0
     names = {branch: name for branch, name in found}
 
     def moved(gone: Sequence[Branch]) -> float:

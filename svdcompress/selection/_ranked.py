@@ -204,6 +204,8 @@ class Ranking:
             unit of each layer in them stays; files leave the branch out (see `export_onnx`).
         """
         measure, limit = self.limit(goal)
+        if not 0 <= depth <= 1:
+            raise UsageError(f"depth: {depth} is not a part of the way, from 0 to 1")
         if self._analysis is None:
             return self._told(np.zeros(0, bool), 0, self.total, self.total[measure] <= limit)
         deep = self._depth.of_part(measure, limit, depth) if self._depth and depth > 0 else []

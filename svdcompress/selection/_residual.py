@@ -36,8 +36,8 @@ def branches(analysis: Analysis, killable: np.ndarray) -> list[Branch]:
     """The residual branches that can go as a whole, in the order in which they run.
 
     A branch ends in a layer that writes to a stream and reads nothing but units of its own, all of which can go: the hidden
-    units of a block's layers, or the values of attention. Where every layer that writes to a stream is the end of such a
-    branch, the first one is left out, as something has to be added. killable: bool per root, the units that may go.
+    units of a block's layers, or the values of attention. Where all layers from which a stream begins are ends of such
+    branches, the first one is left out, as the input has to get through. killable: bool per root, the units that may go.
     """
     streams = _streams(analysis)
     found: dict[tuple[int, ...], Branch] = {}
@@ -53,8 +53,29 @@ def branches(analysis: Analysis, killable: np.ndarray) -> list[Branch]:
                 found[tuple(ins.tolist())] = Branch(tuple(ins.tolist()), number, stream)
     found = {units: branch for units, branch in found.items() if _ends_in(analysis, streams, branch)}
     ends = {branch.writer for branch in found.values()}
-    needed = {min(numbers) for numbers in writers.values() if numbers <= ends}
+    looked = {root for columns in analysis.trace.lookups for root in analysis.root[columns.reshape(-1).numpy()].tolist()}
+    needed = set()
+    for stream, numbers in writers.items():
+        if stream & looked:  # a table of embeddings begins it
+            continue
+        first = {number for number in numbers if _begins(analysis, number, stream)}
+        if (first or numbers) <= ends:
+            needed.add(min(first or numbers))
     return sorted((b for b in found.values() if b.writer not in needed), key=lambda branch: branch.writer)
+
+
+def _begins(analysis: Analysis, number: int, stream: frozenset[int]) -> bool:
+    """Whether a layer that writes to a stream doesn't read it, itself or by way of others, and the model's input reaches it."""
+    consumer = analysis.consumers[number]
+    if not np.isnan(consumer.values).any():
+        return False
+    above, before = set(analysis.root[consumer.ins].reshape(-1).tolist()), 0
+    while len(above) > before:
+        before = len(above)
+        for each in analysis.consumers:
+            if not above.isdisjoint(analysis.root[each.outs].reshape(-1).tolist()):
+                above.update(analysis.root[each.ins].reshape(-1).tolist())
+    return above.isdisjoint(stream)
 
 
 def _ends_in(analysis: Analysis, streams: np.ndarray, branch: Branch) -> bool:

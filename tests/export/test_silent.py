@@ -81,6 +81,51 @@ class Read(nn.Module):
         return x + self.after(self.c2(self.c1(x)))
 
 
+class OneFeature(nn.Module):
+    """A branch of one feature, added to all features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.st, self.c1, self.c2 = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.st(x) + self.c2(F.relu(self.c1(x)))).tanh()
+
+
+class OneChannel(nn.Module):
+    """The same for channels of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.st, self.c1, self.c2 = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.st(x) + self.c2(F.relu(self.c1(x)))).tanh()
+
+
+class Excited(nn.Module):
+    """A squeeze and excitation at the end of the branch, and activations that are written in several operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2, self.squeeze, self.prelu = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.PReLU(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.prelu(self.c2(F.relu(self.c1(x))))
+        return x + F.logsigmoid(F.softplus(y * torch.sigmoid(self.squeeze(y.mean((2, 3), keepdim=True)))))
+
+
+class NormedInside(nn.Module):
+    """A LayerNorm at the end of the branch, as in Swin V2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.norm(self.c2(F.gelu(self.c1(x))))).tanh()
+
+
 class Narrow(nn.Module):
     """A branch of full shape meets a value of one position, which must still be spread over all positions."""
 
@@ -118,6 +163,10 @@ GONE: dict[str, tuple[Any, tuple[int, ...], int]] = {  # a model, its inputs, an
     "tokens without a bias": (lambda: nn.Sequential(Normed(False), nn.Linear(8, 3)), TOKENS, 2),
     "transposed": (lambda: images(Channels()), IMAGE, 2),
     "the model's output": (lambda: nn.Sequential(nn.Conv2d(3, 8, 1), Residual("gelu")), IMAGE, 2),
+    "one feature": (lambda: nn.Sequential(OneFeature(), nn.Linear(8, 3)), TOKENS, 2),
+    "one channel": (lambda: nn.Sequential(OneChannel(), nn.Conv2d(8, 2, 1)), IMAGE, 2),
+    "squeezed after the last layer": (lambda: images(Excited()), IMAGE, 3),
+    "normalized inside": (lambda: nn.Sequential(NormedInside(), nn.Linear(8, 3)), TOKENS, 2),
     "read by another": (lambda: images(Read()), IMAGE, 0),
     "meets one position": (lambda: images(Narrow()), IMAGE, 0),
 }

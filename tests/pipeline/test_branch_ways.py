@@ -14,6 +14,7 @@ from svdcompress.convert import convert
 from svdcompress.errors import PruneError
 from svdcompress.pipeline._choose_masks import chosen
 from svdcompress.pipeline._unit_ways import Units
+from svdcompress.recipe import load_recipe
 from svdcompress.search import CLOSE
 
 BLOCKS, WIDTH, DENSE = 6, 10, 8.0
@@ -111,6 +112,43 @@ def test_a_way_that_gets_there_is_taken_if_the_usual_one_cannot(made: Any, monke
     told = {one["name"]: one for one in record["candidates"]}
     assert told[record["usual"]]["size"] > 4.5 / DENSE >= way.size  # type: ignore[operator]
     assert way.name == record["chosen"] and "branches" in way.name
+
+
+def test_narrower_layers_may_save_nothing(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data, x = made
+
+    def blocks_alone(ways: Units, masks: Any) -> dict[str, float]:
+        there = [number for number in range(BLOCKS) if masks[f"outer.{number}"].any()]
+        units = sum(max(int(masks[f"outer.{number}"].any(0).sum()), 1) for number in range(BLOCKS))
+        return {"macs": float(56 + 16 * units), "latency": (2 + len(there)) / DENSE}
+
+    monkeypatch.setattr(Units, "_costs", blocks_alone)
+    to_size = ways_of(model, x, "latency", 5 / DENSE, enough=False)
+    usual = to_size.usual()
+    assert usual.size == 1.0 and not usual.free and usual.count is None
+    way, record = chosen(to_size, data, "auto", "cpu")
+    assert way.size is not None and way.size <= 5 / DENSE and record is not None and "branches" in record["chosen"]
+
+
+def test_steps_on_the_way_go_no_further_than_its_end(made: Any) -> None:
+    model, data, x = made
+    to_size = ways_of(model, x, "latency", 5 / DENSE, enough=False)
+    way, _ = chosen(to_size, data, "auto", "cpu")
+    assert way.name == "branches" and to_size.aim_of(way) == way.count != to_size.aim()
+    natural, gone = to_size.natural, []
+    for part in range(1, 5):
+        masks = to_size.part(natural * (way.count / natural) ** (part / 4), way.name)  # type: ignore[operator]
+        assert masks is not None
+        gone.append({number for number in range(BLOCKS) if not masks[f"outer.{number}"].any()})
+    assert gone[0] <= gone[1] <= gone[2] <= gone[3] == silent(way)
+    assert to_size.aim_of(to_size.usual()) == to_size.aim()
+
+
+def test_without_a_choice_the_least_size_is_that_of_units(made: Any) -> None:
+    model, _, x = made
+    to_size = ways_of(model, x, "latency", 5 / DENSE, enough=False)
+    to_size.context.recipe = load_recipe(None, ["search.goal=latency=2x", "search.mixture=off"])
+    assert to_size.least() > 5 / DENSE
 
 
 def test_sizes_that_are_no_latency_have_no_such_ways(made: Any) -> None:

@@ -226,6 +226,6 @@ def test_a_cut_too_deep_after_a_slow_measurement_is_not_the_last(monkeypatch):
     units: Any = Units.__new__(Units)
     units.measure, units.follows, units.target, units.asked = SimpleNamespace(name="latency"), "macs", 7.5, 3.0
     units.found, units._finished, units._costs = 1000.0, lambda masks: masks, costs
-    monkeypatch.setattr(Units, "ranking", SimpleNamespace(at=lambda size: SimpleNamespace(masks=size["macs"])))
+    monkeypatch.setattr(Units, "_at", lambda units, name, count: SimpleNamespace(masks=count))
     way = units._to_target()
     assert way.size == 7.4 and found[3] < way.count < found[2]

@@ -256,7 +256,31 @@ def test_what_cannot_be_fitted_is_named() -> None:
     assert "last" not in reconstruct(model, {"x": torch.randn(30, 4)}, masks).left  # its bias does what can be done
     model.last.bias = None
     found = reconstruct(model, {"x": torch.randn(30, 4)}, masks)
-    assert found.left["last"] == "none of its weights are left, and it has no bias"
+    assert found.left["last"] == "none of its weights are left, and it has no bias that learns"
+
+
+class SharedNorm(nn.Module):
+    """Two convolutions with biases, and a normalization that both go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Conv2d(2, 3, 3, padding=1) for _ in range(2))
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm(self.one(x)), self.norm(self.other(x))
+
+
+def test_a_bias_that_makes_up_leaves_the_norm_alone() -> None:
+    torch.manual_seed(0)
+    model: Any = convert(SharedNorm().eval(), log_sigma2=SURE).eval()
+    with torch.no_grad():
+        model.norm.running_mean.normal_()
+    before, masks, x = model.norm.running_mean.clone(), everything(model), torch.randn(50, 2, 5, 5) + 1
+    masks["one"][:] = False
+    wanted = model.other(x)
+    reconstruct(model, x, masks)
+    assert torch.equal(model.norm.running_mean, before) and torch.equal(model.other(x), wanted)
 
 
 class Silenced(nn.Module):

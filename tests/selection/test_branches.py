@@ -86,6 +86,85 @@ def test_one_of_the_branches_stays_if_there_is_nothing_else() -> None:
     assert ends(Ranking(model, x, everything(model), examples=[x])) == ["second.2"]
 
 
+class Stem(nn.Module):
+    """A stem of two layers, a residual layer that is no branch of two, and one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.one = nn.Linear(6, 12), nn.Linear(12, 8), nn.Linear(8, 8)
+        self.f1, self.f2, self.last = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.a(x).relu())
+        x = x + self.one(x).relu()
+        return self.last(x + self.f2(self.f1(x).relu()))
+
+
+class Placed(nn.Module):
+    """Positions that layers of their own make from constants, added to what comes from the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.randn(5, 4))
+        self.place, self.stem = (nn.Sequential(nn.Linear(n, 10), nn.ReLU(), nn.Linear(10, 8)) for n in (4, 6))
+        self.f1, self.f2, self.last = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.place(self.grid) + self.stem(x)
+        return self.last(x + self.f2(self.f1(x).relu()))
+
+
+class Embedded(nn.Module):
+    """Embeddings, and blocks on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 8), nn.Linear(8, 3)
+        self.inner, self.outer = (nn.ModuleList(nn.Linear(*size) for _ in range(2)) for size in ((8, 10), (10, 8)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = x + outer(inner(x).relu())
+        return self.last(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "wanted"),
+    [
+        (Stem, torch.randn(9, 6), {"f2"}),
+        (Placed, torch.randn(9, 5, 6), {"f2"}),
+        (Embedded, torch.randint(9, (9, 4)), {"outer.0", "outer.1"}),
+    ],
+)
+def test_the_input_always_gets_through(make: Any, x: Tensor, wanted: set[str]) -> None:
+    torch.manual_seed(0)
+    model = svdc.convert(make(), log_sigma2=-12.0).eval()
+    ranking = Ranking(model, x, everything(model), examples=[x])
+    assert set(ends(ranking)) == wanted
+    small = prune(model, x, masks=whole_units(model, ranking.at({"macs": 1e-9}, depth=1.0).masks))
+    with torch.no_grad():
+        assert small(x).flatten(1).std(0).max() > 1e-3
+
+
+def test_outputs_may_have_one_dimension_or_several_lengths() -> None:
+    class Flat(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[..., 0]
+
+    torch.manual_seed(0)
+    for examples in ([torch.randn(5, 6)], [torch.randn(4, 3, 6), torch.randn(4, 7, 6)]):
+        model = svdc.convert(Flat(), log_sigma2=-12.0).eval()
+        assert len(Ranking(model, examples[0], everything(model), examples=examples).branches("macs")) == 4
+
+
+@pytest.mark.parametrize("depth", [-0.1, 1.5, float("nan")])
+def test_depth_is_a_part(depth: float) -> None:
+    model = svdc.convert(Blocks(), log_sigma2=-12.0).eval()
+    with pytest.raises(UsageError, match="is not a part of the way, from 0 to 1"):
+        Ranking(model, torch.randn(3, 6), everything(model)).at({"macs": 0.5}, depth=depth)
+
+
 def test_depth_takes_examples_and_branches() -> None:
     factory, inputs = ZOO["resnet-basic"]
     model, x = noisy(factory()), inputs()
