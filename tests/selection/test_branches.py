@@ -50,7 +50,9 @@ def test_which_branches_can_go(name: str) -> None:
     assert set(ends(ranking)) == BRANCHES[name] and len(ends(ranking)) == len(BRANCHES[name])
     left = ranking.branches("macs")
     assert all(more > fewer for more, fewer in zip([ranking.total["macs"], *left], left, strict=False))
+    depth: Any = ranking._depth
     for count, size in enumerate(left, 1):
+        assert depth.of_part("macs", size, 1.0) == depth.order("macs")[:count]
         masks = whole_units(model, ranking.at({"macs": size}, depth=1.0).masks)
         layers = dict(variational_layers(model))
         silent = {name for name in layers if not masks[name].any()}
@@ -184,8 +186,10 @@ def test_without_examples_only_all_branches_are_known() -> None:
     model, x = noisy(factory()), inputs()
     plain, informed = (Ranking(model, x, everything(model), examples=examples) for examples in (None, [x]))
     assert plain.branches("macs") == informed.branches("macs")[-1:]
-    least = [ranking.at({"macs": 1e-9}, depth=1.0).macs for ranking in (plain, informed)]
-    assert least[0] == least[1] == plain.at({"macs": 1e-9}).macs  # with one unit in each layer, it is the same
+    least = [ranking.at({"macs": 1e-9}, depth=1.0) for ranking in (plain, informed)]
+    for found in least:
+        assert found.macs == plain.at({"macs": 1e-9}).macs  # with one unit in each layer, it is the same
+        assert not any(found.masks[name].any() for name in BRANCHES["resnet-basic"])
 
 
 class Blocks(nn.Module):
