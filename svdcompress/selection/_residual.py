@@ -40,55 +40,61 @@ def branches(analysis: Analysis, killable: np.ndarray) -> list[Branch]:
     branches, the first one is left out, as the input has to get through. killable: bool per root, the units that may go.
     """
     streams = _streams(analysis)
+    sides = [
+        (set(analysis.root[consumer.ins].reshape(-1).tolist()), set(analysis.root[consumer.outs].reshape(-1).tolist()))
+        for consumer in analysis.consumers
+    ]
     found: dict[tuple[int, ...], Branch] = {}
     writers: dict[frozenset[int], set[int]] = defaultdict(set)
-    for number, consumer in enumerate(analysis.consumers):
-        ins, outs = np.unique(analysis.root[consumer.ins]), np.unique(analysis.root[consumer.outs])
-        if passes_on(analysis.root[consumer.ins], analysis.root[consumer.outs]):
+    for number, (consumer, (ins, outs)) in enumerate(zip(analysis.consumers, sides, strict=True)):
+        if passes_on(analysis.root[consumer.ins], analysis.root[consumer.outs]) or not streams[list(outs)].all():
             continue
-        stream = frozenset(outs.tolist())
-        if streams[outs].all():
-            writers[stream].add(number)
-            if len(ins) and killable[ins].all() and not streams[ins].any():
-                found[tuple(ins.tolist())] = Branch(tuple(ins.tolist()), number, stream)
-    found = {units: branch for units, branch in found.items() if _ends_in(analysis, streams, branch)}
+        writers[frozenset(outs)].add(number)
+        if ins and killable[list(ins)].all() and not streams[list(ins)].any():
+            units = tuple(sorted(ins))
+            found[units] = Branch(units, number, frozenset(outs))
+    leaves = {root for root in range(analysis.count) if streams[root] or not analysis.free[root]}
+    found = {units: branch for units, branch in found.items() if _ends_in(sides, leaves, branch)}
     ends = {branch.writer for branch in found.values()}
     looked = {root for columns in analysis.trace.lookups for root in analysis.root[columns.reshape(-1).numpy()].tolist()}
     needed = set()
     for stream, numbers in writers.items():
         if stream & looked:  # a table of embeddings begins it
             continue
-        first = {number for number in numbers if _begins(analysis, number, stream)}
+        reached = {number for number in numbers if np.isnan(analysis.consumers[number].values).any()}
+        first = {number for number in reached if _begins(sides, number, stream)}
         if (first or numbers) <= ends:
             needed.add(min(first or numbers))
     return sorted((b for b in found.values() if b.writer not in needed), key=lambda branch: branch.writer)
 
 
-def _begins(analysis: Analysis, number: int, stream: frozenset[int]) -> bool:
-    """Whether a layer that writes to a stream doesn't read it, itself or by way of others, and the model's input reaches it."""
-    consumer = analysis.consumers[number]
-    if not np.isnan(consumer.values).any():
-        return False
-    above, before = set(analysis.root[consumer.ins].reshape(-1).tolist()), 0
-    while len(above) > before:
+Sides = list[tuple[set[int], set[int]]]
+"""The roots that each consumer reads and writes, in the order in which they run."""
+
+
+def _begins(sides: Sides, number: int, stream: frozenset[int]) -> bool:
+    """Whether a layer that writes to a stream doesn't read it, itself or by way of others."""
+    above, before = set(sides[number][0]), 0
+    while len(above) > before and above.isdisjoint(stream):
         before = len(above)
-        for each in analysis.consumers:
-            if not above.isdisjoint(analysis.root[each.outs].reshape(-1).tolist()):
-                above.update(analysis.root[each.ins].reshape(-1).tolist())
+        for ins, outs in reversed(sides):  # most are found in one pass: what a layer reads was written before
+            if not above.isdisjoint(outs):
+                above |= ins
     return above.isdisjoint(stream)
 
 
-def _ends_in(analysis: Analysis, streams: np.ndarray, branch: Branch) -> bool:
-    """Whether the units of a branch reach the rest of the model by its last layer alone, even if a gate reads them."""
-    inside = set(branch.units)
-    before = 0
+def _ends_in(sides: Sides, leaves: set[int], branch: Branch) -> bool:
+    """Whether the units of a branch reach the rest of the model by its last layer alone, even if a gate reads them.
+
+    leaves: roots that are no branch's own: of streams, and those that cannot go.
+    """
+    inside, before = set(branch.units), 0
     while len(inside) > before:
         before = len(inside)
-        for number, consumer in enumerate(analysis.consumers):
-            ins, outs = (set(analysis.root[slots].reshape(-1).tolist()) for slots in (consumer.ins, consumer.outs))
+        for number, (ins, outs) in enumerate(sides):
             if number == branch.writer or inside.isdisjoint(ins) or inside >= outs:
                 continue
-            if streams[list(outs)].any() or not analysis.free[list(outs)].all():
+            if not leaves.isdisjoint(outs):
                 return False
             inside |= outs
     return True
