@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import onnx
 import pytest
 import torch
 from test_ways import data_of, ways_of
 from torch import Tensor, nn
 
+import svdcompress as svdc
+from svdcompress import cost
 from svdcompress.convert import convert
 from svdcompress.errors import PruneError
 from svdcompress.pipeline._choose_masks import chosen
+from svdcompress.pipeline._cool import _way_to
 from svdcompress.pipeline._unit_ways import Units
 from svdcompress.recipe import load_recipe
 from svdcompress.search import CLOSE
@@ -142,6 +148,43 @@ def test_steps_on_the_way_go_no_further_than_its_end(made: Any) -> None:
         gone.append({number for number in range(BLOCKS) if not masks[f"outer.{number}"].any()})
     assert gone[0] <= gone[1] <= gone[2] <= gone[3] == silent(way)
     assert to_size.aim_of(to_size.usual()) == to_size.aim()
+
+
+def test_steps_aim_at_the_end_of_the_chosen_way(made: Any, tmp_path: Path) -> None:
+    model, data, x = made
+    to_size, file = ways_of(model, x, "latency", 5 / DENSE, enough=False), tmp_path / "cooling.json"
+    way, _ = chosen(to_size, data, "auto", "cpu")
+    found = _way_to(to_size, lambda ways: way, file)
+    assert found == (to_size.natural, way.count, "branches")
+    assert _way_to(Mock(), Mock(side_effect=AssertionError), file) == found  # a resumed trial follows the same way
+
+
+def test_a_whole_run_removes_branches_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each product in a file takes a millisecond, whatever its size."""
+    torch.manual_seed(0)
+    model = Blocks().eval()
+    x = torch.randn(600, 4)
+    with torch.no_grad():
+        y = model(x).argmax(1)
+
+    def products(path: Any) -> int:
+        return sum(node.op_type in ("Gemm", "MatMul") for node in onnx.load(path).graph.node)
+
+    def latencies(paths: Any, make_input: Any, batch_sizes: Any = (1, 128), **more: Any) -> Any:
+        return {name: {f"batch_{batch}": float(products(path)) for batch in batch_sizes} for name, path in paths.items()}
+
+    monkeypatch.setattr(cost, "latencies", latencies)
+    settings = {"train.epochs": 0, "recover.epochs": 0, "uncertainty.samples": 0, "report.html": False}
+    found = svdc.sparsify(model, (x, y), goal="latency=0.6", settings=settings, out=tmp_path / "run")
+    assert products(tmp_path / "run" / "dense.onnx") == 2 + 2 * BLOCKS
+    assert products(tmp_path / "run" / "model.onnx") == 2 + 2 * 3  # three blocks are 8 of 14
+    results = json.loads((tmp_path / "run" / "report.json").read_text())
+    search = results["search"]
+    assert search["reached"] and search["trials"][0]["mixture"]["chosen"].startswith("branches")
+    assert search["least"] == 2.0 and results["verified"]["failed"] == 0
+    gone = {number for number in range(BLOCKS) if not found.model.outer[number].relevant().any()}  # type: ignore[union-attr]
+    assert gone == {1, 3, 5}
+    assert any("no weight is left in 6 layers (inner.1, " in note for note in results["notes"])
 
 
 def test_without_a_choice_the_least_size_is_that_of_units(made: Any) -> None:
