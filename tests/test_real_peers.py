@@ -214,6 +214,7 @@ def test_peers_get_the_size_that_the_goal_counts(module):
         "parameters": (8, 50),
         "nonzero": (8, 20),
         "max-drop": (8, 900),  # a budget: whatever size it led to
+        "latency": (8, 900),  # the multiply-accumulates that it led to
     }
     assert [sizes[measure].left for measure in ("macs", "parameters", "nonzero")] == [50, 50, 20]  # of single weights
 
