@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from svdcompress.batch import call, first_tensor, main_output, map_tensors
+from svdcompress.batch import call, first_tensor, main_output, to_device
 from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.prune import Analysis
 from svdcompress.relevance import Masks
@@ -121,7 +122,7 @@ def in_order(
     """
     layers: dict[str, VariationalLayer] = dict(variational_layers(model))
     device = next(model.parameters()).device
-    batches = [map_tensors(each, lambda tensor: tensor.to(device)) for each in together(examples, TOGETHER)]
+    batches = [to_device(each, device) for each in together(examples, TOGETHER)]
     means = _means([(name, layers[name]) for _, name in found], model, batches)
     found = [(branch, name) for branch, name in found if name in means]  # one that doesn't run is no branch
     wanted = [main_output(call(model, each)).float() for each in batches]
@@ -137,22 +138,23 @@ def in_order(
     order: list[Branch] = []
     now, cost = 0.0, 0.0
 
-    def worth(branch: Branch) -> float:
-        more = saved([*order, branch]) - cost
-        return max(moved([*order, branch]) - now, LEAST_MOVE) / more if more > 0 else float("inf")
+    def tried(number: int) -> tuple[float, int, int, float]:
+        """What a branch adds per cost saved, its number, how many are gone, and the change of the outputs without it, too."""
+        gone = [*order, found[number][0]]
+        then, more = moved(gone), saved(gone) - cost
+        return max(then - now, LEAST_MOVE) / more if more > 0 else math.inf, number, len(order), then
 
-    heap = [(worth(branch), number, 0) for number, (branch, _) in enumerate(found)]
+    heap = [tried(number) for number in range(len(found))]
     heapq.heapify(heap)
     while heap:
-        key, number, at = heapq.heappop(heap)
-        branch = found[number][0]
-        if at < len(order):
-            heapq.heappush(heap, (worth(branch), number, len(order)))
+        key, number, gone, then = heapq.heappop(heap)
+        if gone < len(order):
+            heapq.heappush(heap, tried(number))
             continue
-        if key == float("inf"):
+        if key == math.inf:  # none of those that are left saves anything
             break
-        order.append(branch)
-        now, cost = moved(order), saved(order)
+        order.append(found[number][0])
+        now, cost = then, saved(order)
     return order
 
 
