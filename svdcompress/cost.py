@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from svdcompress.batch import call, first_example, in_eval
 from svdcompress.errors import ExportError, UsageError
+from svdcompress.hooks import hooked
 from svdcompress.layers import VARIATIONAL_CLASSES, VariationalLayer, register_loaded, variance_parameters
 
 Feed = np.ndarray | Mapping[str, np.ndarray]
@@ -109,9 +111,8 @@ def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
     inputs = first_example(example_inputs)
     flops: dict[str, int] = {}
     open_calls: list[list[int]] = []  # for each open call: the count when it began, and what inner calls counted
-    handles = []
 
-    def hook(name: str, module: nn.Module) -> None:
+    def hooks(name: str, module: nn.Module) -> Iterator[RemovableHandle]:
         def enter(*_: Any) -> None:
             open_calls.append([counter.get_total_flops(), 0])
 
@@ -122,17 +123,12 @@ def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
             if open_calls:
                 open_calls[-1][1] += total
 
-        handles.extend((module.register_forward_pre_hook(enter), module.register_forward_hook(leave)))
+        yield module.register_forward_pre_hook(enter)
+        yield module.register_forward_hook(leave)
 
-    with _counting(model) as counter:
-        try:
-            for name, module in model.named_modules():
-                if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
-                    hook(name, module)
-            call(model, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
+    named = [each for each in model.named_modules() if not isinstance(each[1], torch.jit.ScriptModule)]  # which takes no hooks
+    with _counting(model) as counter, hooked(handle for each in named for handle in hooks(*each)):
+        call(model, inputs)
     found = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "svdcompress"
 ORDER = [
     "cli", "predict", "experiments", "evaluation", "pipeline", "report", "search", "interop", "train", "calibrate", "export",
     "uncertainty", "selection", "execution", "prune", "cost", "reconstruction", "relevance", "objective", "checkpoint",
-    "convert", "layers", "likelihoods", "sources", "recipe", "files", "batch", "errors", "renamed", "lazy", "version",
+    "convert", "layers", "likelihoods", "sources", "recipe", "files", "batch", "hooks", "errors", "renamed", "lazy", "version",
 ]
 # fmt: on
 """A room imports only from the rooms to its right (and from its own files)."""

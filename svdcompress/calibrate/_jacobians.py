@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from svdcompress.batch import first_tensor, map_tensors
 from svdcompress.calibrate._kept import AsFunction, Kept
 from svdcompress.errors import ModelError, SvdcError
+from svdcompress.hooks import hooked
 from svdcompress.likelihoods import Likelihood
 
 
@@ -111,8 +112,8 @@ def _for_vmap(model: nn.Module) -> Iterator[None]:
         warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")  # from setting the flags below
         if recurrent:  # oneDNN's LSTM takes thirty times as long
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        for layer in recurrent:
-            stack.callback(layer.register_forward_pre_hook(_batched_state, with_kwargs=True).remove)
+        hooks = (layer.register_forward_pre_hook(_batched_state, with_kwargs=True) for layer in recurrent)
+        stack.enter_context(hooked(hooks))
         yield
 
 

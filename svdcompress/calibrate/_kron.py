@@ -14,6 +14,7 @@ from svdcompress.calibrate._curvature import Block, Curvature, check_fits, count
 from svdcompress.calibrate._jacobians import flat_heads
 from svdcompress.calibrate._kept import Kept
 from svdcompress.errors import ModelError
+from svdcompress.hooks import hooked
 from svdcompress.layers import drawing, stochastic_layers
 from svdcompress.likelihoods import Likelihood
 from svdcompress.sources import Examples
@@ -76,8 +77,7 @@ def _factors(
 
         return hook
 
-    hooks = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
-    try:
+    with hooked(layer.register_forward_hook(watch(name)) for name, layer in layers.items()):
         for inputs, targets in examples.batches(BATCH, device=device):
             seen.clear()
             with torch.enable_grad(), drawing(stochastic_layers(model), None):
@@ -96,9 +96,6 @@ def _factors(
                 found = [_gram(patches), gram / positions]
                 sums[name] = [a + b for a, b in zip(sums[name], found, strict=True)] if name in sums else found
             count += len(root)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {name: (a.double().cpu() / count, g.double().cpu()) for name, (a, g) in sums.items()}
 
 

@@ -19,6 +19,7 @@ from svdcompress.execution._eligible import density, linear_layers, why_not
 from svdcompress.execution._entry import SparseEntry, summary
 from svdcompress.execution._linear import SparseLinear
 from svdcompress.execution._timing import Measure, in_turns
+from svdcompress.hooks import hooked
 from svdcompress.prune import dense_copy
 
 LAYER_SECONDS, MODEL_SECONDS = 0.05, 0.25
@@ -103,16 +104,10 @@ def _looked_at(dense: nn.Module, example_inputs: Any, at_least: float, measure: 
     reasons = why_not(dense, example_inputs, densities)
     rest = {name: reasons.get(name) or "the model didn't call it on the example inputs" for name in layers}
     found = {name: SparseEntry(name, densities[name], 0, None, None, False, reason) for name, reason in rest.items()}
-    handles = []
-    for name, layer in layers.items():
-        watched = _Watched(found, name, name not in reasons, at_least, measure)
-        handles.append(layer.register_forward_hook(watched, with_kwargs=True, prepend=True))
-    try:
-        with as_it_was(dense, train=False), torch.no_grad():
-            call(dense, example_inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    watched = {name: _Watched(found, name, name not in reasons, at_least, measure) for name in layers}
+    hooks = (layer.register_forward_hook(watched[name], with_kwargs=True, prepend=True) for name, layer in layers.items())
+    with as_it_was(dense, train=False), torch.no_grad(), hooked(hooks):
+        call(dense, example_inputs)
     return list(found.values())
 
 

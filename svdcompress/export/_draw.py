@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,6 +16,7 @@ from svdcompress.export._noise import Call, Source, calls, same_noise
 from svdcompress.export._outputs import running
 from svdcompress.export._parity import BATCHES
 from svdcompress.export._trace import OWN, TRACE_BATCH
+from svdcompress.hooks import hooked
 from svdcompress.likelihoods import Statistics
 
 NOISE, SAMPLES, SEED, SUM = "noise", "samples", "seed", "sum_"
@@ -46,7 +46,8 @@ class DrawModule(nn.Module):
                     self.widest = max(self.widest, math.ceil(output.numel() / batch))
 
             tensors = self.signature.resized(batch)
-            with running(self.model, self.signature.names, tensors), _hooked(self.model, look):
+            hooks = (module.register_forward_hook(look) for module in self.model.modules())
+            with running(self.model, self.signature.names, tensors), hooked(hooks):
                 sums = self.statistics.of_draw(self.signature.call(self.model, tensors))
             if any(total.shape[:1] != (batch,) for total in sums):
                 raise ExportError(
@@ -87,16 +88,6 @@ def _in_common(shapes: Sequence[tuple[int, ...]]) -> tuple[int | None, ...]:
     if len({len(shape) for shape in shapes}) > 1:
         raise ExportError("monte_carlo: the number of the output's dimensions depends on the sizes of `dynamic_axes`")
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
-
-
-@contextmanager
-def _hooked(model: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Traced(nn.Module):

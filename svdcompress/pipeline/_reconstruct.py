@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import call, to_device
 from svdcompress.convert import as_it_was
+from svdcompress.hooks import hooked
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._figures import there
@@ -63,11 +64,7 @@ def _widest(model: nn.Module, inputs: Any) -> int:
     def note(layer: Any, given: Any, output: Tensor) -> None:
         found.append(output[0].numel() if output.dim() > 1 else output.numel())
 
-    handles = [layer.register_forward_hook(note) for _, layer in variational_layers(model)]
-    try:
-        with as_it_was(model, False):
-            call(model, to_device(inputs, first.device))
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = (layer.register_forward_hook(note) for _, layer in variational_layers(model))
+    with as_it_was(model, False), hooked(hooks):
+        call(model, to_device(inputs, first.device))
     return max(found)

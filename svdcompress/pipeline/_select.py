@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from svdcompress import cost
 from svdcompress.convert import to_dense
 from svdcompress.export import Exported
+from svdcompress.hooks import hooked
 from svdcompress.likelihoods import likelihood_of, set_likelihood
 
 
@@ -63,12 +64,11 @@ def widened(model: Select, inputs: Tensor) -> nn.Module | None:
         if args and args[0] is selected:
             readers.append(module)
 
-    handles = [module.register_forward_pre_hook(note) for module in wide.modules() if _reads(module, inputs, model.dim)]
+    able = [module for module in wide.modules() if _reads(module, inputs, model.dim)]
     try:
         with torch.no_grad():
-            wide(selected)
-            for handle in handles:
-                handle.remove()
+            with hooked(module.register_forward_pre_hook(note) for module in able):
+                wide(selected)
             for reader in dict.fromkeys(readers):
                 _widen(reader, model.index.cpu(), inputs.shape[model.dim])
             other = torch.randn_like(inputs, device="cpu")

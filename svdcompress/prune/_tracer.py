@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 from svdcompress.batch import call, first_tensor, map_tensors
 from svdcompress.errors import PruneError
+from svdcompress.hooks import hooked
 from svdcompress.layers import kept_channels
 from svdcompress.prune._operations import plain_attention
 from svdcompress.prune._operators import follow
@@ -69,7 +70,7 @@ class Tracer(TorchDispatchMode):
         ]
         self._take_inputs(inputs, remove_inputs)
         self.trace.batch = (*first_tensor(inputs).shape, 1)[0] or 1
-        with plain_attention(), self._hooks(), torch.no_grad():
+        with plain_attention(), hooked(self._hooks()), torch.no_grad():
             with self:
                 output = call(self.trace.model, inputs)
             if reason := unseen(output):
@@ -104,10 +105,8 @@ class Tracer(TorchDispatchMode):
 
         map_tensors(inputs, take)
 
-    @contextmanager
-    def _hooks(self) -> Iterator[None]:
-        """Keep track of which module runs, and of being inside an opaque one."""
-        handles = []
+    def _hooks(self) -> Iterator[RemovableHandle]:
+        """Register hooks that keep track of which module runs, and of being inside an opaque one."""
         for name, module in self.trace.model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # takes no hooks; its operators are seen all the same
@@ -132,13 +131,8 @@ class Tracer(TorchDispatchMode):
                         for tensor in tensors_in(out):
                             self._make_random(tensor)
 
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, with_kwargs=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            yield module.register_forward_pre_hook(enter, with_kwargs=True)
+            yield module.register_forward_hook(leave, with_kwargs=True)
 
     def _note_width(self, module: nn.Module, args: Any, name: str) -> None:
         """Note the channels of a norm without tensors of its own: it still holds their number, and warns if that differs."""

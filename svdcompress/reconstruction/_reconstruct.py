@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from svdcompress.batch import call, unwrapped
 from svdcompress.convert import as_it_was
 from svdcompress.errors import UsageError
+from svdcompress.hooks import hooked
 from svdcompress.layers import variational_layers
 from svdcompress.reconstruction._layer import ROWS, LayerError, Target, input_of, refit, rows_of, unfit
 from svdcompress.relevance import as_masks, hold
@@ -99,9 +101,9 @@ def reconstruct(
             hold(model, before)
         targets = _Targets(counts, seed)
         means: dict[str, list[Tensor]] = {}
-        hooks = [(layer.register_forward_hook, targets.note(name)) for name, layer in able.items()]
-        hooks += [(layer.register_forward_hook, _mean_into(means, name)) for name, layer in silent.items()]
-        with _hooked(hooks):
+        watched = [(layer, targets.note(name)) for name, layer in able.items()]
+        watched += [(layer, _mean_into(means, name)) for name, layer in silent.items()]
+        with hooked(layer.register_forward_hook(hook, with_kwargs=True) for layer, hook in watched):
             call(model, inputs)
         for name in able:
             if (runs := targets.runs.get(name, 0)) != 1:
@@ -128,8 +130,8 @@ def reconstruct(
             return hook
 
         ready = [name for name in targets.rows if name not in left]
-        hooks = [(able[name].register_forward_pre_hook, refitting(name)) for name in ready]
-        with _hooked([*hooks, *_centring(model, silent, made_up)]):
+        refits = (able[name].register_forward_pre_hook(refitting(name), with_kwargs=True) for name in ready)
+        with hooked(refits), hooked(_centring(model, silent, made_up)):
             call(model, inputs)
     left |= {name: "it doesn't run after the cut" for name in ready if name in targets.rows}
     left |= {name: "none of its weights are left, and it has no bias that learns" for name in silent if name not in made_up}
@@ -184,9 +186,9 @@ def _mean_into(means: dict[str, list[Tensor]], name: str) -> Any:
     return hook
 
 
-def _centring(model: nn.Module, silent: Mapping[str, nn.Module], made_up: set[str]) -> Iterator[tuple[Any, Any]]:
-    """Hooks by which a normalization of a silent layer's outputs takes these constants for the mean, so that it gives the mean
-    of its own former outputs. The names of these layers are added to `made_up`."""
+def _centring(model: nn.Module, silent: Mapping[str, nn.Module], made_up: set[str]) -> Iterator[RemovableHandle]:
+    """Register hooks by which a normalization of a silent layer's outputs takes these constants for the mean, so that it gives
+    the mean of its own former outputs. The names of these layers are added to `made_up`."""
     given: list[tuple[str, Tensor]] = []
 
     def note(name: str) -> Any:
@@ -200,9 +202,9 @@ def _centring(model: nn.Module, silent: Mapping[str, nn.Module], made_up: set[st
 
     for name, layer in silent.items():
         if name not in made_up:
-            yield layer.register_forward_hook, note(name)
+            yield layer.register_forward_hook(note(name), with_kwargs=True)
     for norm in _norms(model) if silent else ():
-        yield norm.register_forward_pre_hook, hook
+        yield norm.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _norms(model: nn.Module) -> Iterator[Any]:
@@ -232,16 +234,6 @@ class _Targets:
                 self.rows[name] = Target(at, rows[at], x.shape)
 
         return hook
-
-
-@contextmanager
-def _hooked(pairs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    handles = [register(hook, with_kwargs=True) for register, hook in pairs]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

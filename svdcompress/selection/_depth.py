@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 from svdcompress.batch import call, first_tensor, main_output, to_device
+from svdcompress.hooks import hooked
 from svdcompress.layers import VariationalLayer, variational_layers
 from svdcompress.prune import Analysis
 from svdcompress.relevance import Masks
@@ -131,7 +132,7 @@ def in_order(
     names = {branch: name for branch, name in found}
 
     def moved(gone: Sequence[Branch]) -> float:
-        with _silent((layers[names[branch]], means[names[branch]]) for branch in gone):
+        with hooked(_constant(layers[names[branch]], means[names[branch]]) for branch in gone):
             outputs = (main_output(call(model, each)).float() for each in batches)
             return sum(float((now - then).square().sum()) for now, then in zip(outputs, wanted, strict=True)) / spread
 
@@ -201,9 +202,7 @@ def _means(layers: Sequence[tuple[str, nn.Module]], model: nn.Module, batches: I
 
         return hook
 
-    with ExitStack() as stack:
-        for name, layer in layers:
-            stack.callback(layer.register_forward_hook(note(name)).remove)
+    with hooked(layer.register_forward_hook(note(name)) for name, layer in layers):
         for each in batches:
             call(model, each)
     return {name: (total / rows).float() for name, (total, rows) in totals.items()}
@@ -214,11 +213,6 @@ def _channels(layer: nn.Module, output: Tensor) -> int:
     return output.dim() - 1 - (len(layer.kernel_size) if isinstance(layer, nn.modules.conv._ConvNd) else 0)
 
 
-@contextmanager
-def _silent(pairs: Iterable[tuple[nn.Module, Tensor]]) -> Iterator[None]:
-    """Make layers give a constant."""
-    with ExitStack() as stack:
-        for layer, mean in pairs:
-            hook = lambda layer, given, output, mean=mean: mean.to(output.dtype).expand_as(output)  # noqa: E731
-            stack.callback(layer.register_forward_hook(hook).remove)
-        yield
+def _constant(layer: nn.Module, mean: Tensor) -> RemovableHandle:
+    """Make a layer give a constant."""
+    return layer.register_forward_hook(lambda layer, given, output: mean.to(output.dtype).expand_as(output))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import call, map_tensors
 from svdcompress.errors import TrainingError
+from svdcompress.hooks import hooked
 
 INPUTS = "in the input batch"
 
@@ -99,13 +100,8 @@ def first_nonfinite(model: nn.Module, inputs: Any) -> str:
 
     if not finite(inputs):
         return INPUTS
-    handles = []
-    for name, module in model.named_modules():
-        if not list(module.children()):
-            handles += [module.register_forward_pre_hook(before(name)), module.register_forward_hook(after(name))]
-    try:
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    ahead = (module.register_forward_pre_hook(before(name)) for name, module in leaves)
+    with hooked(ahead), hooked(module.register_forward_hook(after(name)) for name, module in leaves):
         call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found[0] if found else ""

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from svdcompress.batch import call
 from svdcompress.convert import as_it_was
 from svdcompress.errors import TrainingError
+from svdcompress.hooks import hooked
 from svdcompress.train._work import Work
 
 OFF = 0.5
@@ -67,15 +68,12 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
 
         return look
 
-    handles = [layer.register_forward_hook(hook(name), with_kwargs=True) for name, layer in layers]
+    hooks = (layer.register_forward_hook(hook(name), with_kwargs=True) for name, layer in layers)
     try:
-        with as_it_was(model, False), torch.no_grad(), work.autocast(), work.right:
+        with hooked(hooks), as_it_was(model, False), torch.no_grad(), work.autocast(), work.right:
             call(model, work.first_batch("right")[0])
     except Exception:  # from the user's model or data: training will meet it too, and explain it
         return found
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 
