@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from svdcompress.batch import call
+from svdcompress.pipeline._some import mixed
 from svdcompress.sources import Examples, batch_length
 from svdcompress.train import norms
 
@@ -23,11 +24,6 @@ NAMES = ("running_mean", "running_var", "num_batches_tracked")
 def normalisations(model: nn.Module) -> list[_BatchNorm]:
     """The batch normalization layers, whose running statistics are those of the model as it was trained."""
     return [layer for layer in norms(model) if isinstance(layer, _BatchNorm)]
-
-
-def mixed(count: int) -> Tensor:
-    """A fixed random order: with data sorted by class, a batch would show only the variance within a class."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 @contextmanager
@@ -50,7 +46,7 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
             layer.momentum = None  # a plain mean over the batches
             layer.train()
         with torch.no_grad():
-            for inputs, _ in examples.subset(mixed(len(examples))).batches(BATCH, device=device):
+            for inputs, _ in mixed(examples).batches(BATCH, device=device):
                 if batch_length(inputs) > 1:  # a single example has no variance
                     call(model, inputs)
         model.eval()

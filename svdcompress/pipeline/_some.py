@@ -1,4 +1,4 @@
-"""A fixed random subset of examples, for work that would take too long with all of them."""
+"""A fixed random subset or order of examples, for work that would take too long with all of them or depends on their order."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from svdcompress.sources import Examples
 def some(examples: Examples, count: int) -> Examples:
     """`count` of the examples, drawn with a fixed seed; all if there are no more than that."""
     return examples if len(examples) <= count else examples.subset(places(len(examples), count))
+
+
+def mixed(examples: Examples) -> Examples:
+    """The examples in a fixed random order: of data sorted by class, a batch would show only the variance within a class."""
+    return examples.subset(torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)))
 
 
 def places(total: int, count: int) -> Tensor:

@@ -12,7 +12,7 @@ from svdcompress.layers import Threshold
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._measure import Measure
-from svdcompress.pipeline._some import some
+from svdcompress.pipeline._some import mixed, some
 from svdcompress.pipeline._stays import protecting
 from svdcompress.prune import count_means
 from svdcompress.recipe import Recipe
@@ -110,7 +110,7 @@ class Ways:
     def _by_outputs(self) -> Ranking:
         train, device = self.opened.data.train, self.context.place.device
         size = min(MOST, max(LEAST, round(SHARE * len(train) / PROJECTIONS)))
-        batches = some(train, size * PROJECTIONS).batches(size, device=device)
+        batches = mixed(some(train, size * PROJECTIONS)).batches(size, device=device)  # a batch of one class estimates worse
         return self._made(examples=(inputs for inputs, _ in batches), device=device)
 
     def usual(self) -> Way:

@@ -24,7 +24,7 @@ NUMBERS = 2**27
 """Most numbers to hold at a time: in the rows of one layer, and in the kept outputs of all layers."""
 
 HELD = 0.2
-"""Share of the rows that are held out to choose the ridge: those of the last examples."""
+"""Share of the rows that are held out to choose the ridge: the last ones."""
 
 EXACT, ROUGH = 1e-12, 1e-10
 """Share of the variance of a layer's outputs below which its error is rounding and it is left as it is: in double and in

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from svdcompress.batch import call, unwrapped
+from svdcompress.batch import call, first_tensor, unwrapped
 from svdcompress.convert import as_it_was
 from svdcompress.errors import UsageError
 from svdcompress.hooks import hooked
@@ -64,9 +64,9 @@ def reconstruct(
     al. 2017, arXiv 1707.06168, section 3.1, for given channels). For a Gaussian posterior with the curvature of that error,
     the solution is the mean given that the removed weights are 0, the "optimal brain surgeon" (Hassibi & Stork 1992, eq. 5),
     here for whole units and with the ridge in place of a prior around W. The ridge, and whether a layer changes at all, are
-    chosen on a fifth of the positions. Biases are fitted too; variances and masks are not changed. A layer without any weights
-    left gives its former mean: by its bias, or by that of the batch normalization after it, whose running mean becomes what
-    the layer gives now.
+    chosen on the positions of a random fifth of the examples. Biases are fitted too; variances and masks are not changed. A
+    layer without any weights left gives its former mean: by its bias, or by that of the batch normalization after it, whose
+    running mean becomes what the layer gives now.
 
     It takes two forward passes. Layers are left alone, and named in the result, if their masks are not of whole units, or if
     they are frozen, run several times or not at all, share their weight, or are transposed convolutions.
@@ -99,7 +99,7 @@ def reconstruct(
     with as_it_was(model, False), _put_back(model, after_errors_alone=True):  # masks are buffers
         if before is not None:
             hold(model, before)
-        targets = _Targets(counts, seed)
+        targets = _Targets(counts, seed, len(first_tensor(inputs)))
         means: dict[str, list[Tensor]] = {}
         watched = [(layer, targets.note(name)) for name, layer in able.items()]
         watched += [(layer, _mean_into(means, name)) for name, layer in silent.items()]
@@ -215,22 +215,28 @@ def _norms(model: nn.Module) -> Iterator[Any]:
 
 
 class _Targets:
-    """Collects some rows of each layer's outputs. runs: how often each layer ran."""
+    """Collects some rows of each layer's outputs. runs: how often each layer ran.
 
-    def __init__(self, counts: Mapping[str, int], seed: int) -> None:
+    Rows are in a random order of the examples, as the last ones are held out: data are often sorted by class, and what a layer
+    may change must not be judged on classes that it was not fitted to.
+    """
+
+    def __init__(self, counts: Mapping[str, int], seed: int, examples: int) -> None:
         self.counts, self.generator = counts, torch.Generator().manual_seed(seed)
+        self.order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
         self.rows: dict[str, Target] = {}
         self.runs: Counter[str] = Counter()
 
     def note(self, name: str) -> Any:
-        """A hook that keeps random rows of a layer's outputs and their indices, in order."""
+        """A hook that keeps random rows of a layer's outputs and their indices, those of an example together."""
 
         def hook(layer: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             self.runs[name] += 1
             x, given, named = input_of(given, named)
             rows = layer.rows(output, x, *given, **named)
             if self.runs[name] == 1 and len(rows):
-                at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values.to(rows.device)
+                at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values
+                at = at[self.order[at * len(self.order) // len(rows)].argsort(stable=True)].to(rows.device)
                 self.rows[name] = Target(at, rows[at], x.shape)
 
         return hook
