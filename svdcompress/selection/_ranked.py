@@ -83,7 +83,8 @@ def ranked(
     goal: {"macs": 0.5} or {"parameters": 20_000}: numbers up to 1 are shares of the given model, larger ones are counts.
     example_inputs, protect, remove_inputs, round_to: as for `prune`. weigh: returns the worth of each weight of a layer, at
     least 0 and in the shape of its weight; the default is information.
-    examples: batches of inputs without targets, each as for one call of the model; a hundred or more, of a few examples each.
+    examples: batches of inputs without targets, each as for one call of the model; a hundred or more, of a few examples each,
+        in random order: a batch of one class estimates worse.
     within_blocks: all residual channels, to which several layers add their outputs, stay. A ResNet then loses far less at the
         same number of multiply-accumulates, but can become less small.
     depth: which part of the way to the goal (of its logarithm) whole residual branches make, before units do the rest: those
