@@ -27,6 +27,7 @@ from svdcompress.sources import (
     look_at,
     made_by,
     open_frame,
+    text_columns,
 )
 from svdcompress.sources.given import shown
 
@@ -64,7 +65,7 @@ def read_inputs(
     if kind in (".csv", ".parquet"):
         if "columns" not in preprocessing:
             raise DataError(f"{path}: a table, but the run was not trained on tables")
-        frame = open_frame(path, kind[1:])
+        frame = open_frame(path, kind[1:], texts=text_columns(preprocessing))
         return frame_inputs(frame, preprocessing, str(path)), [str(row) for row in range(len(frame))]
     if kind in (".npy", ".npz"):
         inputs = load_npy(path) if kind == ".npy" else _arrays(path, shape is not None or "input_shape" in preprocessing)

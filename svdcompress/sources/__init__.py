@@ -17,7 +17,7 @@ from svdcompress.sources._npy import load_npy, load_npz
 from svdcompress.sources._positions import IGNORED, both_fit, class_dim, classes_second, like
 from svdcompress.sources._readers import made_by
 from svdcompress.sources._standard import is_table
-from svdcompress.sources._tables import frame_inputs, open_frame
+from svdcompress.sources._tables import frame_inputs, open_frame, text_columns
 from svdcompress.sources._transforms import BYTES, flat_bytes
 from svdcompress.sources._trust import (
     code_in,
@@ -84,6 +84,7 @@ __all__ = [
     "save_weights",
     "split_batch",
     "start_from",
+    "text_columns",
     "write_tensors",
 ]
 

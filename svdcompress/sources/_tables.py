@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     data.args with a `tokenizer` (folder or id): one column of text for a language model instead (see `_text`).
     """
     frame = open_frame(Path(place), kind)
+    texts = [column for column in frame.columns if not _is_number(frame[column])]
     target = section.target
     if target is None:
         raise DataError(
@@ -59,7 +61,7 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     if section.test is None:
         return Raw(train, classes=classes, preprocessing=preprocessing, warnings=said)
     test_place = section.test.partition(":")[2] or section.test
-    test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv", "data.test")
+    test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv", "data.test", texts)
     for column in targets:
         if column not in test_frame.columns:
             raise DataError(f"data.test: {test_place} has no column {column!r}")
@@ -107,8 +109,16 @@ def _other_mark(names: list[str]) -> str | None:
     return next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), None)
 
 
-def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
-    """A CSV or Parquet file as a pandas DataFrame. Raises DataError, naming `field`, if it is missing, empty or damaged."""
+def text_columns(preprocessing: dict[str, Any]) -> list[str]:
+    """The input columns that were text in training."""
+    return [preprocessing["text"]] if preprocessing.get("tokenizer") else list(preprocessing.get("categories", {}))
+
+
+def open_frame(path: Path, kind: str, field: str = "data.name", texts: Sequence[str] = ()) -> Any:
+    """A CSV or Parquet file as a pandas DataFrame. Raises DataError, naming `field`, if it is missing, empty or damaged.
+
+    texts: columns that are text whatever this file holds: where all values look like numbers, pandas would take 01 for 1.
+    """
     pandas = optional("pandas", "pandas", f"data: {kind}:")
     if not os.path.isfile(path):
         raise DataError(f"{field}: {path}: no such file")
@@ -117,7 +127,8 @@ def open_frame(path: Path, kind: str, field: str = "data.name") -> Any:
             optional("pyarrow", "pyarrow", "data: parquet:")
             frame = pandas.read_parquet(path)
         else:
-            frame = pandas.read_csv(path)
+            # low_memory: each part of a long file would have types of its own, and 01 be 1 in those without other texts
+            frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow raise many kinds of errors
