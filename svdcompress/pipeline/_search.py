@@ -22,6 +22,7 @@ from svdcompress.pipeline._search_words import (
     left_alone,
     outcome,
     told_how,
+    told_size,
     untaught,
 )
 from svdcompress.pipeline._smaller import Small
@@ -219,7 +220,9 @@ class Search(Trials):
             lines += at_floor(best, measure, self.kept.least, self._dense_size, how_told)
         lines += untaught(self.context.recipe) if at_once else []
         recovery = self.context.recipe.recover.epochs
-        lines += cut_by_rank(best, levels, settings, unit, epochs, self.levels, steps, recovery)
+        ratio = self._dense_size / max(best.costs[measure], 1e-12)
+        reached = told_size(ratio, measure, unit)
+        lines += cut_by_rank(best, levels, settings, unit, reached, epochs, self.levels, steps, recovery)
         for line in lines:
             self.context.warn(line)
         for line in left_alone(best):
@@ -243,7 +246,6 @@ class Search(Trials):
             "seconds": self.kept.seconds,
             "notes": lines,
         }
-        ratio = self._dense_size / max(best.costs[measure], 1e-12)
         self._say(f"chosen: trial {best.number}, {ratio:.3g}x fewer {MEASURES[measure]}{told_how(how)}")
 
     def _found(self, best: Trial) -> Found:

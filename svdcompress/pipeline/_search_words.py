@@ -138,16 +138,26 @@ LEAST_TOLD = 1.005
 
 
 def cut_by_rank(
-    best: Trial, levels: int, settings: SearchSection, unit: str, epochs: int, whole: int, steps: int = 1, recovery: int = 0
+    best: Trial,
+    levels: int,
+    settings: SearchSection,
+    unit: str,
+    reached: str,
+    epochs: int,
+    whole: int,
+    steps: int = 1,
+    recovery: int = 0,
 ) -> list[str]:
     """The warning for a model that was cut far beyond what pressure removes by itself, at the end of the path.
 
-    levels: of the path that were trained, of `whole` planned ones; unit: that of `Trial.natural`; epochs: of training. steps:
-    the number of steps in which the model was cut while it trained. recovery: the epochs of recovery.
+    levels: of the path that were trained, of `whole` planned ones; unit: that of `Trial.natural`; reached: the size, from
+    `told_size`; epochs: of training. steps: the number of steps in which the model was cut while it trained. recovery: the
+    epochs of recovery.
     """
     if steps >= ENOUGH or best.ratio < 1:  # what stays has learned to do without the rest, or not much went
         return []
-    at_once = "" if steps == 1 else f" in {steps} steps (one per epoch, at most {settings.cuts}: search.cuts)"
+    at_once = told_mixture(best)
+    at_once += "" if steps == 1 else f" in {steps} steps (one per epoch, at most {settings.cuts}: search.cuts)"
     if best.pressure <= UNPRESSED:
         cure = f"More epochs (--epochs {2 * epochs}) would lose less accuracy"
         if not epochs:
@@ -155,7 +165,7 @@ def cut_by_rank(
             cure += "accuracy"
         return [
             f"pressure removes hardly any {unit} within these epochs, so trial {best.number} was made without it: all the way "
-            f"to {2**best.ratio:.3g}x was cut by rank alone{at_once}. {cure}"
+            f"to {reached} was cut by rank alone{at_once}. {cure}"
         ]
     if (steps == 1 and best.pressure < levels - 1) or math.log2(max(best.natural, 1.0)) >= best.ratio / 2:
         return []
@@ -166,9 +176,14 @@ def cut_by_rank(
     at = "at the path's highest pressure" if steps == 1 else "by the pressure of the path"
     fewer, way = (f"{best.natural:.3g}x", "the rest of") if best.natural >= LEAST_TOLD else ("no", "all")
     return [
-        f"{at} the model has {fewer} fewer {unit} by itself; {way} the way to {2**best.ratio:.3g}x was "
+        f"{at} the model has {fewer} fewer {unit} by itself; {way} the way to {reached} was "
         f"cut by rank alone{at_once}, which costs accuracy. To increase the pressure: {', '.join(cures)}"
     ]
+
+
+def told_size(ratio: float, measure: str, unit: str) -> str:
+    """How many times smaller a model is; with the measure's own unit if the sentence is about another one."""
+    return f"{ratio:.3g}x" + ("" if MEASURES[measure] == unit else f" fewer {MEASURES[measure]}")
 
 
 def untaught(recipe: Recipe) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from quick_search import Path, Quick
 
 from svdcompress.pipeline import _search
-from svdcompress.pipeline._search_words import cut_by_rank
+from svdcompress.pipeline._search_words import cut_by_rank, told_size
 from svdcompress.recipe import load_recipe
 
 
@@ -51,7 +51,7 @@ def test_what_is_cut_by_rank_alone_is_said(tmp_path, goal, said):
 def test_a_model_that_pressure_left_as_it_was_has_no_fewer(tmp_path, natural, said):
     search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
     best = replace(search.run(), natural=natural)
-    (line,) = cut_by_rank(best, 3, load_recipe(None, ["search.levels=3"]).search, "non-zeros", 5, 3)
+    (line,) = cut_by_rank(best, 3, load_recipe(None, ["search.levels=3"]).search, "non-zeros", "4x", 5, 3)
     assert said in line
 
 
@@ -65,17 +65,27 @@ def test_where_accuracy_ended_the_path_more_levels_are_no_cure(tmp_path):
     search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
     best = search.run()
     settings = load_recipe(None, ["search.levels=6"]).search
-    (line,) = cut_by_rank(best, 3, settings, "non-zeros", 5, 6)
+    (line,) = cut_by_rank(best, 3, settings, "non-zeros", "4x", 5, 6)
     assert "search.levels" not in line and "--epochs 10" in line
-    assert cut_by_rank(best, 9, settings, "non-zeros", 5, 6) == []  # far below the end of the path: the search's own choice
-    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", 5, 6) != []  # the path's last step
+    assert cut_by_rank(best, 9, settings, "non-zeros", "4x", 5, 6) == []  # far below the path.s end: its own choice
+    assert cut_by_rank(replace(best, pressure=8.0), 9, settings, "non-zeros", "4x", 5, 6) != []  # the path's last step
 
 
 def test_cuts_in_few_steps_are_said_with_what_makes_more_of_them(tmp_path):
     search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
     best = search.run()
     settings = load_recipe(None, ["search.levels=3"]).search
-    (line,) = cut_by_rank(best, 3, settings, "parameters", 7, 3, steps=2)
+    (line,) = cut_by_rank(best, 3, settings, "parameters", "4x", 7, 3, steps=2)
     assert "by rank alone in 2 steps (one per epoch, at most 8: search.cuts)" in line
     assert "--epochs 14" in line and "search.levels" not in line
-    assert cut_by_rank(best, 3, settings, "parameters", 14, 3, steps=4) == []
+    assert cut_by_rank(best, 3, settings, "parameters", "4x", 14, 3, steps=4) == []
+
+
+def test_the_size_is_the_one_that_was_reached_in_its_own_unit_and_by_its_way(tmp_path):
+    search = Stubborn(tmp_path, "search.goal=nonzero=4x", "search.trials=1", "search.levels=3", path=Flat(3))
+    best = replace(search.run(), mixture={"chosen": "branches", "usual": "global"}, pressure=-7.0)
+    settings = load_recipe(None, ["search.levels=3"]).search
+    reached = told_size(2.449, "latency", "multiply-accumulates")
+    assert reached == "2.45x fewer milliseconds" and told_size(3.0, "macs", "multiply-accumulates") == "3x"
+    (line,) = cut_by_rank(best, 3, settings, "multiply-accumulates", reached, 5, 3)
+    assert "all the way to 2.45x fewer milliseconds was cut by rank alone (mixture branches). " in line
