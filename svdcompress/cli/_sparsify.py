@@ -145,6 +145,10 @@ def sparsify(
         from svdcompress import pipeline
 
         pipeline.prepare(out, resume=True)  # says what is wrong with the folder
+    if resume and recipe is None and out is not None and source is not None:
+        from svdcompress import pipeline
+
+        pipeline.check_own_recipe(out)
     limit = None if resume else threshold  # trained layers already have their own threshold
     options: dict[str, Any] = {"train__epochs": epochs, "dense__epochs": dense_epochs, "convert__threshold": limit}
     options |= {"seed": seed, "device": device, "calibrate__coverage": coverage, "export__precision": precision}

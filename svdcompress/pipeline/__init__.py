@@ -15,6 +15,7 @@ from svdcompress.pipeline._folder import free_folder, prepare, stored_recipe
 from svdcompress.pipeline._integers import beside
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._open import OpenRun, load_run, open_run, untrusted
+from svdcompress.pipeline._own_recipe import check_own_recipe
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._reduced import reduced
@@ -41,6 +42,7 @@ __all__ = [
     "beside",
     "changed_fields",
     "check_model",
+    "check_own_recipe",
     "chosen_by_time",
     "class_weights",
     "converted",

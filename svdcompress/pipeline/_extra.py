@@ -67,4 +67,5 @@ class Facts(_Part):
     torch_threads_first: Length | None = None
     data: dict[Split, Seen] = {}
     start: str | None = None
+    recipe: str | None = None
     finished: bool = False

@@ -207,10 +207,11 @@ class RunState:
             write_atomically(self.folder / "run.json", lambda path: path.write_text(text))
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Write the resolved recipe into the run's folder."""
+        """Write the resolved recipe into the run's folder, and into `state/run.json`, where no one edits it by hand."""
         if self.writer:
-            text = _HEADER + dump_recipe(recipe)
-            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(text, encoding="utf-8"))
+            text = dump_recipe(recipe)
+            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(_HEADER + text, encoding="utf-8"))
+            self.put(recipe=text)
 
     def finish(self) -> None:
         """Mark the run as finished, and remove what only a resumed run needs and what killed ones left half-written.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from svdcompress.errors import RecipeError
-from svdcompress.pipeline._folder import STATE, RunState
+from svdcompress.errors import RecipeError, SvdcError, shortened
+from svdcompress.pipeline._folder import STATE, RunState, stored_recipe
 from svdcompress.pipeline._search_cost import objective_of
 from svdcompress.recipe import Recipe
 from svdcompress.train import StateFile
@@ -49,6 +51,14 @@ def changed_fields(stored: Recipe, given: Recipe, but_for: Collection[str] = ALW
     return fields
 
 
+def _value_of(recipe: Recipe, field: str) -> Any:
+    """The value of a field that `changed_fields` names."""
+    value: Any = recipe.model_dump(mode="json")
+    for part in field.split("."):
+        value = value[part]
+    return value
+
+
 def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
     """Files in `state/` of stages that have done no epoch yet and that would begin differently with the changed recipe.
 
@@ -78,12 +88,25 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
         elif not (name in UNDERWAY and unfinished):
             refused.append(field)
     if refused:
-        raise RecipeError(
-            f"--resume: {folder}/recipe.yaml and the given recipe differ in {', '.join(refused)}, which the run has used "
-            "already; resume with the run's own recipe (give no recipe and no options that change it), or start another run "
-            "with another --out"
-        )
+        raise RecipeError(_refusal(stored, refused, folder))
     return sorted(stale)
+
+
+def _refusal(stored: Recipe, refused: list[str], folder: Path) -> str:
+    file, names = folder / "recipe.yaml", ", ".join(refused)
+    edited: list[str] = []
+    with suppress(SvdcError):  # then the given recipe isn't from there
+        edited = changed_fields(stored, stored_recipe(folder), but_for=())
+    if set(refused) <= set(edited):
+        before = ", ".join(f"{name}: {shortened(str(_value_of(stored, name)), 60)}" for name in refused[:8])
+        return (
+            f"--resume: {file}, changed since, and the recipe that the run was made with differ in {names}, which the run has "
+            f"used already; restore the file ({before}), or start another run with another --out"
+        )
+    return (
+        f"--resume: {file} and the given recipe differ in {names}, which the run has used already; resume with the run's own "
+        "recipe (give no recipe and no options that change it), or start another run with another --out"
+    )
 
 
 def _epochs_done(file: Path) -> float | None:

@@ -22,8 +22,8 @@ from svdcompress.pipeline._folder import (
     prepare,
     resume_command,
     signals,
-    stored_recipe,
 )
+from svdcompress.pipeline._own_recipe import recipe_used
 from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._search_start import check_epochs
@@ -71,7 +71,7 @@ def run(
         def begin() -> None:
             if resume and (folder / "recipe.yaml").is_file():
                 stack.enter_context(locked(folder))  # before anything is changed
-                for file in outdated(stored_recipe(folder), recipe, folder):
+                for file in outdated(recipe_used(folder), recipe, folder):
                     file.unlink(missing_ok=True)
             if moved := prepare(folder, resume=resume, overwrite=overwrite):
                 say(escape(moved))
