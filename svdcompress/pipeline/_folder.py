@@ -41,20 +41,24 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
 def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     """Make a run's folder usable; returns a line to tell the user, or "".
 
-    resume: the folder holds a stopped run. overwrite: move what it holds aside, under a new name.
+    resume: the folder holds a stopped run; without its state, all stages are run again.
+    overwrite: move what it holds aside, under a new name.
     Raises OutputError if it holds something else, cannot be made or cannot be written.
     """
     if resume:
         if not (out / "recipe.yaml").is_file():
             raise OutputError(f"--resume: {out} holds no run (it has no recipe.yaml)")
         if not (out / STATE).is_dir():
-            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
-        for folder in (out, out / STATE):
-            sweep(folder)
+            if _reported(out):
+                raise _over(out)
+            if not _written_by_a_run(out / "recipe.yaml"):
+                raise OutputError(f"--resume: {out} holds no run (no run wrote its recipe.yaml); leave out --resume")
+        again = "" if (out / STATE).is_dir() else f"{out / STATE} is gone, so all stages of {out / 'recipe.yaml'} are run again"
+        _make_state(out)
         if _finished(out):  # killed before its state was cleared
             RunState(out, writer=True).finish()
-            raise OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
-        return ""
+            raise _over(out)
+        return again
     moved = ""
     if _underway(out):
         raise OutputError(f"--out: a run is under way in {out}; wait for it, or choose another --out")
@@ -69,14 +73,18 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
         except OSError as error:
             raise OutputError(f"--overwrite: {out} cannot be moved to {aside} ({error.strerror})") from error
         moved = f"what was in {out} is now in {aside}"
+    _make_state(out)
+    write_atomically(out / STATE / "run.json", lambda path: path.write_text("{}"))  # writable, with some space?
+    return moved
+
+
+def _make_state(out: Path) -> None:
     try:
         (out / STATE).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"--out: {out} cannot be created ({error.strerror}); choose another place") from error
     for folder in (out, out / STATE):
         sweep(folder)
-    write_atomically(out / STATE / "run.json", lambda path: path.write_text("{}"))  # writable, with some space?
-    return moved
 
 
 @contextmanager
@@ -89,19 +97,37 @@ def locked(out: Path) -> Iterator[None]:
     if fcntl is None or not (out / STATE).is_dir():
         yield
         return
-    finished = OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
     try:
         file = (out / LOCK).open("a")
     except FileNotFoundError:  # it has just finished
-        raise finished from None
+        raise _over(out) from None
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
     with file:
         if not _held(file):
             raise OutputError(f"{out}: another process is working on this run; wait until it is done")
         if not (out / LOCK).exists():
-            raise finished
+            raise _over(out)
         yield
+
+
+def _over(out: Path) -> OutputError:
+    """The error for a run whose state is gone."""
+    if _reported(out):
+        return OutputError(f"--resume: the run in {out} is finished; its figures: svdc report {out}")
+    return OutputError(f"--resume: {out / STATE} has just been removed; give the command again to run all stages again")
+
+
+def _written_by_a_run(recipe: Path) -> bool:
+    """Whether a recipe has the heading of those in runs' folders; without a state, nothing else tells it from a user's own."""
+    try:
+        return recipe.read_bytes().startswith(_HEADER.partition(":")[0].encode())
+    except OSError:
+        return False
+
+
+def _reported(out: Path) -> bool:
+    return (out / "report.json").is_file()
 
 
 def _held(file: Any) -> bool:
@@ -127,10 +153,11 @@ def _underway(out: Path) -> bool:
 
 def _finished(out: Path) -> bool:
     """Whether a run wrote all its files, and only the clearing of its state was cut off."""
+    if not _reported(out):
+        return False
     if (out / STATE / "run.json").is_file():
         return RunState(out, writer=False).facts.get("finished") is True
-    left = {path.name for path in (out / STATE).iterdir() if not is_temporary(path)} - {"lock"}
-    return not left and (out / "report.json").is_file()
+    return not {path.name for path in (out / STATE).iterdir() if not is_temporary(path)} - {"lock"}
 
 
 def discard(out: Path) -> None:
@@ -154,7 +181,7 @@ def _free(out: Path) -> bool:
 def _occupied(out: Path) -> str:
     if not out.is_dir():
         return f"--out: {out} is a file; name a folder"
-    if (out / STATE / "run.json").is_file():
+    if (out / STATE / "run.json").is_file() or (_written_by_a_run(out / "recipe.yaml") and not _reported(out)):
         recipe = None
         with suppress(SvdcError):
             recipe = stored_recipe(out)
@@ -197,7 +224,9 @@ class RunState:
                 Facts.model_validate(self.facts)
             except (ValueError, OSError) as error:  # a ValidationError is a ValueError
                 reason = explained(error) if isinstance(error, ValidationError) else shortened(str(error))
-                raise OutputError(f"{file}: damaged ({reason}); remove {self.folder} to run all stages again") from error
+                raise OutputError(
+                    f"{file}: damaged ({reason}); remove {self.folder} and resume to run all stages again"
+                ) from error
 
     def put(self, **facts: Any) -> None:
         """Remember facts, also on disk."""

@@ -34,7 +34,7 @@ def check_own_recipe(folder: Path) -> None:
 
     Raises RecipeError if it cannot be read, or lacks fields that the run has written: they would silently become defaults.
     """
-    if not (folder / STATE).is_dir():
+    if not (folder / STATE).is_dir() and (folder / "report.json").is_file():  # finished, which `prepare` says
         return
     file = folder / "recipe.yaml"
     cure = (

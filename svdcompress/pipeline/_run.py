@@ -15,6 +15,7 @@ from rich.markup import escape
 from svdcompress.errors import DataError, Interrupted, OutputError, RecipeError, SvdcError, TrainingError, out_of_memory
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._folder import (
+    STATE,
     RunState,
     discard,
     free_folder,
@@ -69,13 +70,14 @@ def run(
     with ExitStack() as stack:
 
         def begin() -> None:
-            if resume and (folder / "recipe.yaml").is_file():
+            begun = resume and (folder / "recipe.yaml").is_file() and (folder / STATE).is_dir()
+            if begun:
                 stack.enter_context(locked(folder))  # before anything is changed
                 for file in outdated(recipe_used(folder), recipe, folder):
                     file.unlink(missing_ok=True)
             if moved := prepare(folder, resume=resume, overwrite=overwrite):
                 say(escape(moved))
-            if not resume:
+            if not begun:
                 stack.enter_context(locked(folder))
 
         on_first(place, begin)

@@ -1,6 +1,7 @@
-"""A stopped run whose recipe.yaml was edited, truncated or emptied by hand."""
+"""A stopped run whose recipe.yaml was edited, truncated or emptied by hand, or whose state was removed."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from typer.testing import CliRunner
 
 from svdcompress.cli import app
 from svdcompress.errors import Interrupted, OutputError, RecipeError
-from svdcompress.pipeline import _stages, run
+from svdcompress.pipeline import _stages, prepare, run
+from svdcompress.pipeline._folder import locked
 from svdcompress.pipeline._own_recipe import check_own_recipe, recipe_used
 from svdcompress.recipe import load_recipe
 
@@ -79,7 +81,7 @@ def test_accepted_changes_are_accepted_at_the_next_resume_too(begun, monkeypatch
             run(load_recipe(out, ["recover.lr=1e-5"]), out, resume=True)
     assert recipe_used(out).recover.lr == 1e-5
     results = run(load_recipe(out), out, resume=True)
-    assert [row["lr"] for row in results["history"] if row["stage"] == "recover"][0] <= 1e-5
+    assert next(row["lr"] for row in results["history"] if row["stage"] == "recover") <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -122,3 +124,46 @@ def test_a_recipe_in_the_state_that_cannot_be_read(begun):
     (out / "state" / "run.json").write_text(json.dumps({**facts, "recipe": "train: {epochs: many}"}))
     with pytest.raises(OutputError, match=r"run\.json: recipe: damaged \(.*train\.epochs.*; remove .*state and resume"):
         run(recipe, out, resume=True)
+
+
+def test_a_run_whose_state_was_removed_starts_over(begun):
+    """As the message about a damaged run.json says."""
+    recipe, out = begun
+    (out / "state" / "run.json").write_text("{")
+    code, said = resumed(out)
+    assert code == OutputError.exit_code and f"remove {out}/state and resume to run all stages again" in said
+    shutil.rmtree(out / "state")
+    with pytest.raises(OutputError, match=rf"not finished: continue with `svdc sparsify --resume --out {out} --trust-code`"):
+        run(recipe, out)
+    assert "all stages of" in prepare(out, resume=True) and (out / "state").is_dir()
+    shutil.rmtree(out / "state")
+    assert resumed(out)[0] == 0
+    results = json.loads((out / "report.json").read_text())
+    assert [row["stage"] for row in results["history"]] == ["dense", "train", "train", "recover"]
+    assert not (out / "state").exists() and "is finished" in resumed(out)[1]
+
+
+def test_a_state_that_says_finished_needs_a_report(begun):
+    _, out = begun
+    (out / "state" / "run.json").write_text('{"finished": true}')
+    assert prepare(out, resume=True) == "" and (out / "state" / "train.pt").is_file()
+
+
+def test_a_state_that_is_removed_at_the_last_moment(begun, monkeypatch):
+    pytest.importorskip("fcntl")
+    _, out = begun
+
+    def removed(file):
+        shutil.rmtree(out / "state")
+        return True
+
+    monkeypatch.setattr("svdcompress.pipeline._folder._held", removed)
+    with pytest.raises(OutputError, match=r"state has just been removed; give the command again"), locked(out):
+        pass
+
+
+def test_a_folder_with_a_recipe_of_ones_own_holds_no_run(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("train: {epochs: 3}")
+    with pytest.raises(OutputError, match=r"holds no run \(no run wrote its recipe\.yaml\); leave out --resume"):
+        prepare(tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
