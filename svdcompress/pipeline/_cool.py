@@ -13,6 +13,7 @@ from torch import nn
 
 from svdcompress import checkpoint, report
 from svdcompress.layers import variational_layers
+from svdcompress.pipeline._damaged import cured
 from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._path import UNPRESSED, Climb
 from svdcompress.pipeline._search_kept import keep, known
@@ -99,8 +100,10 @@ def cooled(
         _keep(climb.begin(ask.pressure), file, None, [])
     elif not file.exists():
         _cool(climb, ask, ways, choose, file)
-    model = checkpoint.load(file, make_model(climb.context.recipe.model)).eval()
-    stored = checkpoint.read_manifest(file)["extra"]["cooled"]
+    model = make_model(climb.context.recipe.model)
+    with cured(file, "remove it to make it again"):
+        stored = {name: checkpoint.read_manifest(file)["extra"]["cooled"][name] for name in ("natural", "history")}
+        checkpoint.load(file, model).eval()
     layers = dict(variational_layers(model))
     masks = None
     if any(layer.mask is not None for layer in layers.values()):

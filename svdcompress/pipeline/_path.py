@@ -14,6 +14,7 @@ from svdcompress.objective import Constant, LinearWarmup, Schedule
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import while_training
+from svdcompress.pipeline._damaged import cured
 from svdcompress.pipeline._levels import BELOW, LEVEL_EPOCHS, PRESSED, epochs_of
 from svdcompress.prune import count_means
 from svdcompress.recipe import LrSchedule, TrainSection
@@ -114,7 +115,10 @@ class Climb:
 
     def posterior(self, level: int) -> nn.Module:
         """The model after a level, or the converted model (0)."""
-        return checkpoint.load(self._file(level), make_model(self.context.recipe.model)).eval()
+        file, model = self._file(level), make_model(self.context.recipe.model)
+        # a search without the converted model, from which trials can start, is another search
+        with cured(file, "remove it to make it again" if level else f"remove {self.folder} to search again"):
+            return checkpoint.load(file, model).eval()
 
     def fit(self, model: nn.Module, stage: str, settings: TrainSection, beta: float, state: Path) -> Fit:
         """Train a posterior of the path further, in place, at a constant beta. state: the file for the training state."""

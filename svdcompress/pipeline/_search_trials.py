@@ -16,13 +16,14 @@ from rich.markup import escape
 from torch import nn
 
 from svdcompress import checkpoint, report
-from svdcompress.errors import CheckpointError, ExportError, PruneError, VerifyError
+from svdcompress.errors import ExportError, PruneError, VerifyError
 from svdcompress.files import write_atomically
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._busy import watched
 from svdcompress.pipeline._choose_masks import chosen_for, masks_for
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._cool import Ask, Cooled, begin, cooled, kept_file
+from svdcompress.pipeline._damaged import check_kept
 from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
@@ -63,9 +64,8 @@ class Trials:
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
         self.kept = Kept(self.folder / "trials.json").read()
-        for file in (kept_file(self.folder, trial.root) for trial in self.kept.trials):
-            if not file.is_file():
-                raise CheckpointError(f"{file}: missing, or from an earlier version; remove {self.folder} to search again")
+        cooled_files = [kept_file(self.folder, trial.root) for trial in self.kept.trials]
+        check_kept([*cooled_files, *map(self._model_file, self.kept.pruning)], self.folder)
         total = sum(prod(shape) for shape in variational.shapes.values())
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()

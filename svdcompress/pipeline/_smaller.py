@@ -15,6 +15,7 @@ from svdcompress.likelihoods import likelihood_for, likelihood_of, set_likelihoo
 from svdcompress.pipeline import _figures
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._damaged import cured
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._round import rounded
 from svdcompress.pipeline._select import bare, whole
@@ -72,10 +73,12 @@ def prune_stage(context: Context, opened: Opened, model: nn.Module, masks: Masks
         checkpoint.save(small, file, extra={"pruning": report.plain(pruning)})
 
     on_first(context.place, write)
-    facts = (checkpoint.read_manifest(file).get("extra") or {}).get("pruning")  # written by the first process
-    if not isinstance(facts, dict):
-        raise CheckpointError(f"{file}: damaged, or of another version; remove it to prune again")
-    return Small(whole(checkpoint.load(file, make_model(recipe.model)), facts), facts)
+    model = make_model(recipe.model)
+    with cured(file, "remove it to prune again"):
+        facts = (checkpoint.read_manifest(file).get("extra") or {}).get("pruning")  # written by the first process
+        if not isinstance(facts, dict):
+            raise CheckpointError(f"{file}: damaged, or of another version")
+        return Small(whole(checkpoint.load(file, model), facts), facts)
 
 
 def keep(context: Context, opened: Opened, small: Small) -> None:

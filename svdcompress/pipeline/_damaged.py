@@ -1,0 +1,38 @@
+"""Damaged files of a stopped run: the error that names one also says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from svdcompress import checkpoint
+from svdcompress.errors import CheckpointError, shortened
+
+
+@contextmanager
+def cured(file: Path, by: str) -> Iterator[None]:
+    """Within it, an error about what a file holds ends with what to do: the run can be resumed then."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise _resumable(f"{str(error).rstrip('.')}; {by}") from error
+    except (KeyError, TypeError) as error:
+        raise _resumable(f"{file}: damaged ({shortened(f'{type(error).__name__}: {error}')}); {by}") from error
+
+
+def check_kept(files: Iterable[Path], search: Path) -> None:
+    """Raises CheckpointError for a file of a finished trial that is missing or cannot be opened: the trial isn't made again, so
+    the search would fail at its end."""
+    by = f"remove {search} to search again"
+    for file in files:
+        if not file.is_file():
+            raise _resumable(f"{file}: missing, or from an earlier version; {by}")
+        with cured(file, by):
+            checkpoint.read_manifest(file)
+
+
+def _resumable(text: str) -> CheckpointError:
+    error = CheckpointError(text)
+    error.resumable = True
+    return error

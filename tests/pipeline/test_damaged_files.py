@@ -1,0 +1,138 @@
+"""Damaged files of a stopped run: the error says what to do, and that works."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_search import searching
+
+from svdcompress import checkpoint
+from svdcompress.convert import convert
+from svdcompress.errors import CheckpointError, Interrupted
+from svdcompress.pipeline import _trainer, run
+from svdcompress.pipeline._damaged import cured
+from svdcompress.pipeline._path import Climb
+
+SHAPES = ("search.goal='parameters=4x'", "search.trials=2", "search.levels=1", "train.epochs=4", "recover.epochs=2")
+SHAPES += ("model.args={sizes: [64, 16, 10]}", "search.mixture=off", "search.reconstruct=off")
+
+
+def stopping(patch, stage):
+    """Stop runs after the first epoch of a stage; returns the stages of all epochs from then on."""
+    seen = []
+
+    def log(self, row):
+        seen.append(row["stage"])
+        if row["stage"] == stage:
+            self.context.stop.signal = "SIGTERM"
+
+    patch.setattr(_trainer.Trainer, "_log", log)
+    return seen
+
+
+def begun(recipe, out, stage):
+    with pytest.MonkeyPatch.context() as patch:
+        stopping(patch, stage)
+        with pytest.raises(Interrupted):
+            run(recipe, out)
+    return recipe, out
+
+
+@pytest.fixture(scope="module")
+def searched(tiny_recipe, tmp_path_factory):
+    """A search that was stopped in its second trial."""
+    return begun(searching(tiny_recipe, *SHAPES), tmp_path_factory.mktemp("stopped") / "run", "trial 2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(searched, tmp_path_factory):
+    out = tmp_path_factory.mktemp("resumed") / "run"
+    shutil.copytree(searched[1], out)
+    run(searched[0], out, resume=True)
+    return load_file(out / "model.safetensors")
+
+
+def truncated(file):
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def missing(file):
+    file.unlink()
+
+
+def follow(said, out, file):
+    """Remove what a message says."""
+    told = re.search(r"; remove (\S+) to ", said)[1]
+    path = file if told == "it" else Path(told)
+    assert path.is_relative_to(out)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+ANEW = r"remove \S+/state/search to search again"
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "advice", "stages"),
+    [
+        ("state/search/level-1.safetensors", truncated, "remove it to make it again", {"trial 2"}),
+        ("state/search/cooled-2.safetensors", truncated, "remove it to make it again", {"trial 2"}),
+        ("state/search/trial-2/pruned.safetensors", truncated, "remove it to prune again", {"trial 2"}),
+        ("state/search/cooled-1.safetensors", truncated, ANEW, None),
+        ("trials/01.safetensors", truncated, ANEW, None),
+        ("trials/01.safetensors", missing, ANEW, None),
+    ],
+)
+def test_of_a_search(searched, undisturbed, tmp_path, monkeypatch, name, harm, advice, stages):
+    recipe, out = searched[0], tmp_path / "run"
+    shutil.copytree(searched[1], out)
+    harm(out / name)
+    seen = stopping(monkeypatch, None)
+    with pytest.raises(
+        CheckpointError, match=rf"{re.escape(name)}: (missing|not a safe).*; {advice}\. .*--resume --out"
+    ) as error:
+        run(recipe, out, resume=True)
+    assert seen == []  # before any training
+    follow(str(error.value), out, out / name)
+    run(recipe, out, resume=True)
+    assert stages is None or set(seen) == stages
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == undisturbed.keys() and all(torch.equal(found[key], undisturbed[key]) for key in found)
+
+
+def test_of_a_run_without_a_search(tiny_recipe, tmp_path):
+    recipe = searching(tiny_recipe, "train.epochs=2", "recover.epochs=2")
+    _, out = begun(recipe, tmp_path / "run", "recover")
+    file = out / "state" / "pruned.safetensors"
+    truncated(file)
+    with pytest.raises(CheckpointError, match=r"pruned\.safetensors: not a safe.*; remove it to prune again\. ") as error:
+        run(recipe, out, resume=True)
+    follow(str(error.value), out, file)
+    results = run(recipe, out, resume=True)
+    assert [row["stage"] for row in results["history"]].count("recover") == 2
+
+
+def test_of_the_converted_model(tmp_path):
+    """A search that has it is another search than one without it."""
+    recipe = SimpleNamespace(model=SimpleNamespace(name="mlp", args={}))
+    climb = Climb(SimpleNamespace(recipe=recipe), None, None, None, tmp_path, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("svdcompress.pipeline._path.make_model", lambda section: torch.nn.Linear(3, 2))
+        (tmp_path / "level-0.safetensors").write_bytes(b"half")
+        with pytest.raises(CheckpointError, match=rf"level-0\.safetensors: .*; remove {tmp_path} to search again"):
+            climb.posterior(0)
+
+
+def test_of_another_content(tmp_path):
+    """A file that `save` wrote for something else has none of a trial's figures."""
+    file = tmp_path / "cooled-1.safetensors"
+    checkpoint.save(convert(torch.nn.Sequential(torch.nn.Linear(3, 2))), file)
+    with (
+        pytest.raises(CheckpointError, match=r"cooled-1\.safetensors: damaged \(KeyError: 'cooled'\); remove it"),
+        cured(file, "remove it"),
+    ):
+        json.dumps(checkpoint.read_manifest(file)["extra"]["cooled"])
