@@ -335,6 +335,7 @@ def test_bad_input_is_one_clear_error_with_a_code_of_its_own(place, name):
     (place / "taken" / "recipe.yaml").write_text("description: another run")
     (place / "done").mkdir()
     (place / "done" / "recipe.yaml").write_text("{model: mlp, data: digits}")
+    (place / "done" / "report.json").write_text("{}")
     (place / "texts.csv").write_text("x,y\n" + "\n".join(f"text {i},{i % 3}" for i in range(200)))
     (place / "shards.safetensors.index.json").write_text('{"weight_map": {"0.weight": "a.safetensors"}}')
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
