@@ -9,6 +9,7 @@ from svdcompress.batch import call, main_output, map_tensors
 from svdcompress.errors import DataError, ModelError
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._figures import there
+from svdcompress.pipeline._loss import no_classes
 from svdcompress.pipeline._tokens import unlabelled_dim
 from svdcompress.sources import Data, InMemory
 
@@ -36,7 +37,7 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
 
     classification: the class of the largest output. binary: whether the logit is above 0. dim: the dimension of the classes,
     as a run has recorded it; None: it is found (`unlabelled_dim`), and put into `data`.
-    Raises what `check_label` raises.
+    Raises what `check_label` raises, and ModelError for an output without a dimension of classes.
     """
     check_label(data, trained)
     model.eval()
@@ -47,6 +48,9 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
         with there(torch.device(device), model):
             for inputs, _ in InMemory(examples.inputs, examples.targets).batches(BATCH, device=device):
                 output = main_output(whole := call(model, inputs))
+                if classes and output.dim() < 2:
+                    said = f"an output of shape {tuple(output.shape)} has no dimension of classes"
+                    raise ModelError(f"model: {said}, and {no_classes('classification')}")
                 if dim is None:
                     by_name = not isinstance(whole, Tensor | tuple | list)  # as in transformers
                     few = map_tensors(inputs, lambda tensor: tensor[:FEW])

@@ -63,6 +63,11 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
     section = recipe.loss
     weights = section.class_weights
     likelihood = likelihood_for(data.task, data.dim)
+    if likelihood.classes and main_output(output).dim() < 2:
+        raise ModelError(
+            f"loss.name: {section.name} does not fit the output of {shown(recipe.model.name)}: an output of shape "
+            f"{_shape(output)} has no dimension of classes, and {no_classes(section.name)}"
+        )
     classes = main_output(output).shape[data.dim] if likelihood.classes else 0
     if isinstance(weights, list) and likelihood.classes and len(weights) != classes:
         raise RecipeError(
@@ -96,6 +101,12 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
     if section.name not in TAKES and (why := sums(loss, float(value), output, targets)):
         raise ModelError(f"loss.name: {shown(section.name)}: {why}")
     return float(value)
+
+
+def no_classes(name: str) -> str:
+    """What to do about an output without a dimension of classes. name: what needs one, a loss or a task."""
+    taker = f"{name} takes" if name in TAKES else "classification takes"
+    return f"{taker} (N, classes); for a regression use --loss mse, for a yes-or-no question --loss binary"
 
 
 def first_targets(data: Data, inputs: Any) -> Tensor:

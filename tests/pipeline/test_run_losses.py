@@ -9,6 +9,7 @@ import svdcompress as svdc
 from svdcompress import report
 from svdcompress.errors import ModelError, RecipeError
 from svdcompress.pipeline import check_model, run
+from svdcompress.pipeline._label import label
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.recipe import load_recipe
 from svdcompress.sources import Data, FromDataset, InMemory
@@ -93,6 +94,31 @@ VALUES, LABELS = torch.linspace(-1, 1, 8), torch.arange(8) % 2
 def test_a_model_that_does_not_fit_its_loss_is_an_error_before_training(loss, outputs, targets, said):
     with pytest.raises(ModelError, match=said):
         trial(loss, outputs, targets)
+
+
+class Flat(nn.Module):
+    """A model with one number for each example, of shape (N,)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x).squeeze(1)
+
+
+def test_an_output_without_classes_is_an_error_that_names_other_losses():
+    examples = InMemory(torch.randn(8, 4), LABELS)
+    for loss, taker in (("cross-entropy", "cross-entropy"), ("{name: 'torch:sub', task: classification}", "classification")):
+        recipe = load_recipe(None, [f"loss={loss}", "model=mine:make"])
+        said = rf"of mine:make: an output of shape \(2,\) has no .*{taker} takes \(N, classes\); .*--loss mse, .*--loss binary"
+        with pytest.raises(ModelError, match=said):
+            check_model(Flat(), recipe, Data(examples, examples, examples, "classification", 2), examples.inputs[:2])
+    with pytest.raises(ModelError, match=r"an output of shape \(8,\) has no .*classification takes \(N, classes\)"):
+        label(Data(examples, examples, examples, "classification", 2), Flat(), True, "cpu")
+    recipe = load_recipe(None, ["loss=mse", "model=mine:make"])
+    values = InMemory(examples.inputs, VALUES)
+    check_model(Flat(), recipe, Data(values, values, values, "regression", 1), values.inputs[:2])
 
 
 def test_class_weights_are_as_many_as_classes():
