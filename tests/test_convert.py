@@ -192,6 +192,15 @@ def test_reason_lazy():
     assert reasons(model)["0"] == ""
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_reason_empty():
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 0), nn.Linear(0, 3))
+    assert reasons(model) == {"0": "", "1": "its weight is empty, of shape (0, 2)", "2": "its weight is empty, of shape (3, 0)"}
+    assert [name for name, _ in variational_layers(svdc.convert(model))] == ["0"]
+    with pytest.raises(ModelError, match=r"nothing to convert in Linear \(: its weight is empty"):
+        svdc.convert(nn.Linear(4, 0))
+
+
 @pytest.mark.parametrize("field", ["include", "exclude"])
 def test_a_pattern_that_matches_nothing_is_an_error_and_changes_nothing(field):
     model = mlp()

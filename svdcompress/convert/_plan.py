@@ -205,6 +205,8 @@ class _Rules:
         weight: Any = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and not weight.is_floating_point():
             return f"its weight is {weight.dtype}, not a real floating-point tensor"
+        if isinstance(weight, Tensor) and not isinstance(weight, UninitializedParameter) and not weight.numel():
+            return f"its weight is empty, of shape {tuple(weight.shape)}"
         if "forward" in vars(module):
             return "its forward method was replaced on the instance, so a variational one would never be called"
         return ""

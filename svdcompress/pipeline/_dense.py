@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.batch import call, main_name, main_output, other_outputs
+from svdcompress.batch import call, first_example, main_name, main_output, other_outputs
 from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.layers import variational_layers
@@ -67,10 +67,11 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     """Try, before any training, what a run will need of its dense model; leaves it in `eval()` and returns its loss.
 
     inputs: the first few training examples. What is found goes into `data`: the dimension of the classes, warnings and notes.
-    Raises ModelError if the model does not run on the inputs, if its output does not fit the loss or holds probabilities in
-    place of logits, or if a pattern of the recipe matches nothing in it; DataError if it has fewer outputs than there are
-    classes, or if examples differ in shape; RecipeError for a wrong number of class weights, if `convert.dropout: draw` finds
-    no dropout, or if `export.dynamic_axes` names what the inputs do not have or the model cannot take.
+    Raises ModelError if the model does not run on the inputs or on the first one alone, if its output does not fit the loss or
+    holds probabilities in place of logits, or if a pattern of the recipe matches nothing in it; DataError if it has fewer
+    outputs than there are classes, or if examples differ in shape; RecipeError for a wrong number of class weights, if
+    `convert.dropout: draw` finds no dropout, or if `export.dynamic_axes` names what the inputs do not have or the model cannot
+    take.
     """
     model.eval()
     try:
@@ -82,6 +83,7 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
         reason = cause(error)
         why = token_limits(model, inputs) or channels_last(inputs)
         raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
+    _check_one(model, recipe, inputs)
     check_shapes(data, recipe.data.name, inputs, model, open_dims(model, recipe, data, inputs))
     targets = first_targets(data, inputs)
     by_name = not isinstance(output, Tensor | tuple | list)  # as in transformers
@@ -104,6 +106,18 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     loss = check_loss(model, recipe, data, targets, output)
     data.warnings += _left_alone(model, recipe, data, inputs, output)
     return loss
+
+
+def _check_one(model: nn.Module, recipe: Recipe, inputs: Any) -> None:
+    """Try a single example, as counting costs, pruning and the files do later."""
+    try:
+        with torch.no_grad():
+            call(model, first_example(inputs))
+    except Exception as error:  # whatever the user's model raises
+        raise ModelError(
+            f"model: {shown(recipe.model.name)} fails for a batch of one example: {type(error).__name__}: {cause(error)}. "
+            "It has to take any number of examples: a squeeze() without a dimension drops that of the batch, too"
+        ) from error
 
 
 def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> list[str]:
