@@ -42,9 +42,10 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         for column in columns:
             if column not in frame.columns:
                 raise DataError(f"{field}: {place} has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
-    if given := [column for column in features if column in targets]:
-        raise DataError(f"data.features: {given[0]!r} is the target: a model that is given it has nothing to predict")
     text = _text_settings(frame, features, section, place)
+    for field, columns in (("data.features", features), ("data.args.text", [text["text"]] if text else [])):
+        if given := [column for column in columns if column in targets]:
+            raise DataError(f"{field}: {given[0]!r} is the target: a model that is given it has nothing to predict")
     if text:
         features = [text["text"]]
     categories = {} if text else _categories(frame, features, place)

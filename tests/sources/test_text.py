@@ -84,6 +84,8 @@ def test_what_is_wrong_with_text_is_said(reviews, tokenizer, tmp_path):
         opened(reviews, tokeniser=tokenizer)
     with pytest.raises(DataError, match=r"data\.args\.text: .* has 0 columns of text"):
         opened(_without_text(reviews, tmp_path), tokenizer=tokenizer)
+    with pytest.raises(DataError, match=r"data\.args\.text: 'liked' is the target: a model that is given it has nothing to pr"):
+        opened(reviews, tokenizer=tokenizer, text="liked")
     many = tmp_path / "many.csv"
     many.write_text("review,liked\n" + "\n".join(f"text {i},{i % 2}" for i in range(200)))
     with pytest.raises(DataError, match=r"'review' is text with 200 distinct values; .*--data-arg tokenizer=FOLDER"):
