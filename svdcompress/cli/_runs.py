@@ -148,14 +148,20 @@ def report(run: Run, json: Json = False, debug: Debug = False) -> None:
     if json:
         print_json(results)
         return
+    failed = None
     try:
-        made.write(run, results)
+        try:
+            made.write(run, results)
+        except OutputError as error:  # a folder that may only be read has its table all the same
+            failed = error
         made.table(results, out_console(), run)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         if debug:
             raise
         reason = shortened(f"{type(error).__name__}: {error}")
         raise OutputError(f"{run}/report.json: its figures cannot be shown; was it changed by hand? ({reason})") from error
+    if failed is not None:
+        err_console().print(f"warning: {failed}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def predict(

@@ -1,6 +1,7 @@
 """Commands on a finished run: their device, what their files say, and output paths checked for writing before the work."""
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -130,6 +131,16 @@ def test_a_run_without_its_report_can_be_exported_still(tiny_run, tmp_path):
     (tmp_path / "run" / "report.json").unlink()
     svdc("export", tmp_path / "run", "--out", tmp_path / "a.onnx")
     assert {"preprocessing", "classes", "task"} <= set(read_metadata(tmp_path / "a.onnx"))
+
+
+def test_a_folder_that_may_only_be_read_has_its_table(tiny_run, monkeypatch):
+    def refused(source, target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refused)  # permissions do not stop root
+    result = svdc("report", tiny_run[0])
+    assert "Parameters" in result.stdout and "report.html" in result.stdout
+    assert f"warning: {tiny_run[0]}/report.json: cannot be written: Permission denied" in result.stderr
 
 
 @pytest.mark.parametrize("words, wanted", [("dig", "digits"), ("mn", "mnist-lenet5"), ("mi", "mine.yaml"), ("su", "sub/")])
