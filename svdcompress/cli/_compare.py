@@ -213,14 +213,25 @@ def _show(
     rows = [_row(results, folder) for results, folder in zip(found, folders, strict=True)]
     if told := _other_data(folders):
         err_console().print(f"warning: {told}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if picture is not None:
-        from svdcompress import report
-
-        report.plot_tradeoff(*found, measure=measure).savefig(picture, dpi=150)
     if html is not None:
         from svdcompress import report
 
         report.write_text(html, report.render_comparison(list(zip(names, found, strict=True)), measure))
+    refused: SvdcError | None = None
+    if picture is not None:
+        from svdcompress import report
+
+        try:
+            report.plot_tradeoff(*found, measure=measure).savefig(picture, dpi=150)
+        except UsageError as error:  # the table and the page show what has no axis in common
+            refused, picture = UsageError(f"--picture: {str(error).removeprefix('plot_tradeoff: ')}"), None
+    _print(rows, {"picture": picture, "page": html}, json)
+    if refused is not None:
+        raise refused
+
+
+def _print(rows: Sequence[dict[str, Any]], files: dict[str, Path | None], json: bool) -> None:
+    """Print the table, and the files that were written beside it."""
     if json:
         print_json(rows)
         return
@@ -239,7 +250,7 @@ def _show(
         f"\n{' and '.join(sorted(unit))} on test data; sizes and latencies are factors relative to the dense model",
         highlight=False,
     )
-    for what, file in (("picture", picture), ("page", html)):
+    for what, file in files.items():
         if file is not None:
             console.print(f"{what}: {file}", markup=False, highlight=False)
 

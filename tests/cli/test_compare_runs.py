@@ -189,7 +189,12 @@ def test_errors_and_rmses_have_no_common_axis(two, tiny_run, tmp_path):
     one, other, write = two
     sides = {side: {**tiny_run[1][side], "metrics": {"rmse": value}} for side, value in (("dense", 0.002), ("sparse", 0.001))}
     write("two", task="regression", changes={"rmse": {"low": -0.0012, "high": -0.0008}}, **sides)
-    assert svdc("compare", one, other, "--picture", tmp_path / "c.png").exit_code == UsageError.exit_code
+    for more in ((), ("--json",)):
+        shown = svdc("compare", one, other, "--picture", tmp_path / "c.png", "--html", tmp_path / "c.html", *more)
+        assert shown.exit_code == UsageError.exit_code and "-0.0012" in shown.stdout and "picture: " not in shown.stdout
+        assert "error: --picture: runs with errors and runs with RMSEs have no axis" in " ".join(shown.stderr.split())
+        assert not (tmp_path / "c.png").exists()
+        (tmp_path / "c.html").unlink()
     shown = svdc("compare", one, other, "--html", tmp_path / "c.html")
     assert shown.exit_code == 0 and "-0.0012 to -0.0008" in shown.stdout
     text = (tmp_path / "c.html").read_text()
