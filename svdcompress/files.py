@@ -54,8 +54,16 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be created ({error.strerror or error}); choose another place") from error
+        raise OutputError(f"{path}: {not_made(path, error, 'created')}") from error
     return path
+
+
+def not_made(path: Path, error: OSError, done: str) -> str:
+    """Why a folder could not be made, and what to do. done: what should have been done to it, "created"."""
+    for place in (path, *path.parents):
+        if os.path.islink(place) and not os.path.exists(place):  # mkdir says only that it exists
+            return f"{place} is a link to {os.readlink(place)}, which does not exist; make that folder, or choose another place"
+    return f"cannot be {done} ({error.strerror or error}); choose another place"
 
 
 def _why_not(folder: Path, error: Exception) -> str:

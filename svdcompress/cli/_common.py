@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from svdcompress.errors import ModelError, OutputError, SvdcError, UsageError, out_of_memory
+from svdcompress.files import not_made
 
 MOST_SAMPLES = 1_000_000
 """More draws than this add nothing but time."""
@@ -157,7 +158,7 @@ def made_folder(folder: Path, option: str = "--out") -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OutputError(f"{option}: {folder} cannot be written ({error.strerror}); choose another place") from error
+        raise OutputError(f"{option}: {folder}: {not_made(folder, error, 'written')}") from error
     return folder
 
 

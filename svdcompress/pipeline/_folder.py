@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdcompress.errors import OutputError, SvdcError, explained, shortened
-from svdcompress.files import is_temporary, parse_json, sweep, write_atomically
+from svdcompress.files import is_temporary, not_made, parse_json, sweep, write_atomically
 from svdcompress.pipeline._extra import Facts
 from svdcompress.recipe import Recipe, dump_recipe, load_recipe
 from svdcompress.sources import code_of_run
@@ -82,7 +82,7 @@ def _make_state(out: Path) -> None:
     try:
         (out / STATE).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"--out: {out} cannot be created ({error.strerror}); choose another place") from error
+        raise OutputError(f"--out: {out}: {not_made(out, error, 'created')}") from error
     for folder in (out, out / STATE):
         sweep(folder)
 
