@@ -61,7 +61,7 @@ def watched(monkeypatch):
 
 @pytest.mark.parametrize("reconstruct", ["auto", "off"])
 def test_small_ones_and_masked_ones_are_judged_alike(tiny_recipe, tmp_path, monkeypatch, sizes, reconstruct):
-    recipe = searching(tiny_recipe, *SHORT, "search.goal='macs=6x'", f"search.reconstruct={reconstruct}")  # four ways differ
+    recipe = searching(tiny_recipe, *SHORT, "search.goal='macs=7x'", f"search.reconstruct={reconstruct}")  # four ways differ
     masked = run(recipe, tmp_path / "masked")["search"]["trials"][0]
     whole = max(sizes)
     assert set(sizes) == {whole} and len(sizes) > 3

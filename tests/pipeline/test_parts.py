@@ -145,6 +145,7 @@ def test_a_folder_left_by_a_kill_before_the_recipe_is_free_and_a_finished_run_is
     assert prepare(tmp_path / "killed", resume=True) == ""
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "recipe.yaml").write_text("model: mlp")
+    (tmp_path / "done" / "report.json").write_text("{}")
     with pytest.raises(OutputError, match="is finished; its figures: svdc report"):
         prepare(tmp_path / "done", resume=True)
 

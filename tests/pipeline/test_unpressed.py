@@ -80,16 +80,16 @@ def test_no_further_level_is_climbed_for_one_trial(light):
 def test_few_steps_without_pressure_are_said(light):
     *_, results = light
     best = Trial(**results["search"]["trials"][0])
-    (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 6, 1, steps=2)
+    (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", "4x", 6, 1, steps=2)
     assert "pressure removes hardly any parameters" in line and "by rank alone in 2 steps" in line and "--epochs 12" in line
-    assert cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 13, 1, steps=4) == []
+    assert cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", "4x", 13, 1, steps=4) == []
 
 
 @pytest.mark.parametrize(("recovery", "cure"), [(0, "Epochs of recovery (--set recover.epochs=10)"), (24, "epochs=48)")])
 def test_more_epochs_of_recovery_are_more_than_it_had(light, recovery, cure):
     *_, results = light
     best = Trial(**results["search"]["trials"][0])
-    (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", 0, 1, recovery=recovery)
+    (line,) = cut_by_rank(best, 1, load_recipe(None, []).search, "parameters", "4x", 0, 1, recovery=recovery)
     assert cure in line and line.endswith("regain accuracy")
 
 

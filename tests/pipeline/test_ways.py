@@ -182,6 +182,7 @@ def test_variances_that_could_not_learn_are_not_asked_alone(enough: bool) -> Non
     for name, way in others.items():
         if name.endswith("-by-outputs"):
             drawn = x[torch.randperm(600, generator=torch.Generator().manual_seed(0))[:256].sort().values]
+            drawn = drawn[torch.randperm(256, generator=torch.Generator().manual_seed(0))]
             by_hand = Ranking(model, x[:20], to_size.found, examples=drawn.split(2))
             evenness = {"global": 0.0, "half-even": 0.5, "mostly-even": 0.75, "even": 1.0}[name.removesuffix("-by-outputs")]
             wanted = whole_units(model, by_hand.at({"macs": 42.0}, evenness=evenness).masks)
