@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from svdcompress.batch import call
+from svdcompress.convert._derived import HOOKS
 from svdcompress.errors import ModelError
 
 SHAPE_ALONE = frozenset(
@@ -138,13 +139,33 @@ class _Watcher(TorchDispatchMode):
                 continue
             wrapped.append((module, vars(module).get("forward")))
             module.__dict__["forward"] = self._wrapped(name, module)
+        computing = [
+            (module._forward_pre_hooks, number, hook, keys)
+            for module, keys in self.keys_of.items()
+            for number, hook in module._forward_pre_hooks.items()
+            if isinstance(hook, tuple(HOOKS))  # they compute the layer's own weight, before its forward
+        ]
+        for hooks, number, hook, keys in computing:
+            hooks[number] = self._opened(keys, hook)
         try:
             yield
         finally:
+            for hooks, number, hook, _ in computing:
+                hooks[number] = hook
             for module, own in wrapped:
                 del module.__dict__["forward"]
                 if own is not None:
                     module.__dict__["forward"] = own
+
+    def _opened(self, keys: list[Key], hook: Any) -> Any:
+        def run(*args: Any) -> Any:
+            self.open.update(keys)
+            try:
+                return hook(*args)
+            finally:
+                self.open.subtract(keys)
+
+        return run
 
     def _wrapped(self, name: str, module: nn.Module) -> Any:
         forward, keys, reads = module.forward, self.keys_of.get(module, []), self.reads

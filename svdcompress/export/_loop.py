@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from svdcompress.export._build import Builder, dependent, read_by, replace
+from svdcompress.errors import ExportError
+from svdcompress.export._build import Builder, dependent, inner_nodes, read_by, replace
 from svdcompress.export._draw import NOISE, SAMPLES, SUM, DrawModule, chunk_name
 from svdcompress.export._guards import at_least, checked_outputs, checked_samples
 from svdcompress.export._noise import Call
@@ -50,6 +51,7 @@ def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
     noise = ir.Value(name=NOISE, shape=ir.Shape([SAMPLES, "numbers"]), type=ir.TensorType(ir.DataType.FLOAT))
 
     nodes = list(graph)
+    _batch_of_inputs(nodes, totals, data[0])
     noisy, late = dependent(nodes, chunks), dependent(nodes, totals)
     for node in noisy:
         graph.remove(node)
@@ -69,8 +71,22 @@ def add_loop(model: ir.Model, draw: DrawModule, several: bool) -> Rounds:
     rounds.loop = results[0].producer()
     graph.inputs[:] = [*data, inputs[SAMPLES], noise]
     graph.outputs[:] = checked_outputs(op, outputs)
-    graph.sort()
+    try:
+        graph.sort()
+    except ValueError as error:  # a cycle
+        raise ExportError(
+            f"monte_carlo: the draws depend on their own sums ({error}); please report it, with the model"
+        ) from error
     return rounds
+
+
+def _batch_of_inputs(nodes: Sequence[ir.Node], totals: Sequence[ir.Value], first: ir.Value) -> None:
+    """Let the size of the batch be that of the first input: `torch.export` may have read it from the sums, which have it, too,
+    but are the result of the loop that needs it."""
+    for node in (inner for outer in nodes for inner in inner_nodes(outer)):
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
+        if node.op_type == "Shape" and node.inputs[0] in totals and (start, end) == (0, 1):
+            node.replace_input_with(0, first)
 
 
 class _Parts:
