@@ -48,7 +48,7 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "Written by `benchmarks/example_order.py`, which says how. Accuracy in % of the 5,000 test images that chose nothing,"
     ]
-    lines += ["without any training, with its 95% interval; the difference is paired.", ""]
+    lines += ["without any training, with its 95% interval; ahead of random order, in points, paired.", ""]
     lines += [f"| network | {' | '.join(ORDERS)} | made with |", "|" + "---|" * 5]
     for title, one in results.items():
         made = f"{one['machine']['cpu']}, one thread, torch {one['torch']}, seed {SEED}"
