@@ -126,8 +126,8 @@ def by_layer(model: nn.Module, example_inputs: Any) -> dict[str, LayerCost]:
         yield module.register_forward_pre_hook(enter)
         yield module.register_forward_hook(leave)
 
-    named = [each for each in model.named_modules() if not isinstance(each[1], torch.jit.ScriptModule)]  # which takes no hooks
-    with _counting(model) as counter, hooked(handle for each in named for handle in hooks(*each)):
+    takes = {name: each for name, each in model.named_modules() if not isinstance(each, torch.jit.ScriptModule)}
+    with _counting(model) as counter, hooked(handle for name, each in takes.items() for handle in hooks(name, each)):
         call(model, inputs)
     found = {}
     for name, module in model.named_modules():

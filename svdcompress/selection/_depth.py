@@ -215,4 +215,8 @@ def _channels(layer: nn.Module, output: Tensor) -> int:
 
 def _constant(layer: nn.Module, mean: Tensor) -> RemovableHandle:
     """Make a layer give a constant."""
-    return layer.register_forward_hook(lambda layer, given, output: mean.to(output.dtype).expand_as(output))
+
+    def hook(layer: nn.Module, given: Any, output: Tensor) -> Tensor:
+        return mean.to(output.dtype).expand_as(output)
+
+    return layer.register_forward_hook(hook)
