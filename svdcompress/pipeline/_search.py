@@ -27,7 +27,7 @@ from svdcompress.pipeline._search_words import (
 )
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._unit_ways import FOLLOWS
-from svdcompress.recipe import MEASURES
+from svdcompress.recipe import MEASURES, smaller
 from svdcompress.search import CLOSE, Strategy, Trial
 from svdcompress.selection import Selection
 
@@ -246,7 +246,7 @@ class Search(Trials):
             "seconds": self.kept.seconds,
             "notes": lines,
         }
-        self._say(f"chosen: trial {best.number}, {ratio:.3g}x fewer {MEASURES[measure]}{told_how(how)}")
+        self._say(f"chosen: trial {best.number}, {ratio:.3g}x {smaller(measure)}{told_how(how)}")
 
     def _found(self, best: Trial) -> Found:
         context = self.context

@@ -9,7 +9,7 @@ from typing import Any
 from svdcompress.pipeline._busy import Load
 from svdcompress.pipeline._path import UNPRESSED
 from svdcompress.pipeline._search_cost import recovery_of
-from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, Recipe, SearchSection
+from svdcompress.recipe import MEASURES, MOST_LEVELS, Goal, Recipe, SearchSection, smaller
 from svdcompress.search import CLOSE, Losses, Trial
 
 ENOUGH = 4
@@ -22,7 +22,7 @@ def told_trial(trial: Trial, measure: str, dense: Mapping[str, float], judged: L
     kept = "" if not budget else ": within the budget" if trial.met else ": loses too much"
     lost = f"{error_of(trial.error, judged)}, {drop_of(trial, judged)}{kept}"
     on = "" if trial.continues is None else f" (trial {trial.continues} recovered further)"
-    return f"trial {trial.number}{on}: {ratio:.3g}x fewer {MEASURES[measure]}{told_mixture(trial)}, {lost}"
+    return f"trial {trial.number}{on}: {ratio:.3g}x {smaller(measure)}{told_mixture(trial)}, {lost}"
 
 
 def told_mixture(trial: Trial) -> str:
@@ -78,7 +78,12 @@ def outcome(
         aim = target / (1 + CLOSE)
         if goal.factor is not None and measure != "latency":
             aim = math.floor(round(aim, 3))  # a share of a count
-        if aimed > target:
+        seen = _size_when_chosen(best)
+        if measure == "latency" and seen is not None and seen <= target:
+            factor = best.costs[measure] / aim
+            more = f"{goal.factor * factor:.3g}x" if goal.factor is not None else f"{aim / factor:.3g}ms"
+            why = f"When its units were chosen, it took {_size(seen)}: measurements differ. --goal latency={more} leaves room"
+        elif aimed > target:
             why = f"As the goal is out of reach, the search aimed at {_size(aimed)}"
         elif steps == 1:
             why = "More epochs of training, or a higher search.levels, increase the pressure"
@@ -89,6 +94,12 @@ def outcome(
             f"{MEASURES[measure]}{how}; the closest is kept. {why}"
         )
     return lines
+
+
+def _size_when_chosen(trial: Trial) -> float | None:
+    """The size at which a trial's way was chosen among several; None if it was the only one, or not measured."""
+    mixture = trial.mixture or {"candidates": (), "chosen": ""}
+    return next((each["size"] for each in mixture["candidates"] if each["name"] == mixture["chosen"]), None)
 
 
 def _size(size: float) -> str:
@@ -108,11 +119,12 @@ def below_least(goal: Goal, measure: str, dense: float, least: float, aim: float
         cure = "one example takes about the same time at any width; --set search.latency_batch=128 counts that batch alone"
     else:
         cure = "most of that time doesn't depend on widths"
+    than = "faster" if measure == "latency" else "fewer"
     least_model = "one unit in each layer, plus what cannot be removed,"
     return (
         f"the goal {goal.text} cannot be reached: {'the smallest model that can be left' if how else least_model} still "
         f"{'takes' if how else 'has'} {least_told} {unit} "
-        f"({dense / least:.3g}x fewer){told_how(how)}. The search aims at {aim_told} instead ({dense / aim:.3g}x): {cure}"
+        f"({dense / least:.3g}x {than}){told_how(how)}. The search aims at {aim_told} instead ({dense / aim:.3g}x): {cure}"
     )
 
 
@@ -128,7 +140,7 @@ def at_floor(best: Trial, measure: str, least: float, dense: float, how: str = "
     """The warning if the budget is kept even at the smallest size that was tried. least: the size with one unit in each
     layer; dense: the dense model's size; how: from `told_how`."""
     return [
-        f"the budget is kept at {dense / best.costs[measure]:.3g}x fewer {MEASURES[measure]}, and nothing smaller was tried: "
+        f"the budget is kept at {dense / best.costs[measure]:.3g}x {smaller(measure)}, and nothing smaller was tried: "
         f"one unit in each layer, plus what cannot be removed, gives {dense / least:.3g}x{how}"
     ]
 
@@ -183,7 +195,7 @@ def cut_by_rank(
 
 def told_size(ratio: float, measure: str, unit: str) -> str:
     """How many times smaller a model is; with the measure's own unit if the sentence is about another one."""
-    return f"{ratio:.3g}x" + ("" if MEASURES[measure] == unit else f" fewer {MEASURES[measure]}")
+    return f"{ratio:.3g}x" + ("" if MEASURES[measure] == unit else f" {smaller(measure)}")
 
 
 def untaught(recipe: Recipe) -> list[str]:
@@ -269,7 +281,7 @@ def cut_short(
     path = "" if levels is None else f", on {levels} of {whole[0]} levels of pressure"
     more = ""
     if wanted is not None:
-        more = f" The next would have been {wanted[1]:.3g}x fewer {MEASURES[measure]} at beta {wanted[0]:.3g}."
+        more = f" The next would have been {wanted[1]:.3g}x {smaller(measure)} at beta {wanted[0]:.3g}."
     return (
         f"the time was up (search.max_minutes={settings.max_minutes:g}; {seconds / 60:.3g} minutes in all sessions): "
         f"{trials} of at most {whole[1]} trials were made{path}, and the best of them is kept.{more} A larger "

@@ -7,7 +7,7 @@ from svdcompress.lazy import import_when_used
 if TYPE_CHECKING:
     from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
     from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
-    from svdcompress.recipe._goal import MEASURES, MOST_LEVELS, Goal, parse_goal
+    from svdcompress.recipe._goal import MEASURES, MOST_LEVELS, Goal, parse_goal, smaller
     from svdcompress.recipe._load import WITHOUT_RECIPE, changed, dump_recipe, load_recipe, parse_recipe
     from svdcompress.recipe._schema import (
         BetaSchedule,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_checks": ("LAST_RANDOM_OPSET", "SHARES", "TASKS"),
     "_find": ("describe_recipe", "find_recipe", "recipes_folder", "shipped_recipes"),
-    "_goal": ("MEASURES", "MOST_LEVELS", "Goal", "parse_goal"),
+    "_goal": ("MEASURES", "MOST_LEVELS", "Goal", "parse_goal", "smaller"),
     "_load": ("WITHOUT_RECIPE", "changed", "dump_recipe", "load_recipe", "parse_recipe"),
     "_schema": (
         "BetaSchedule",
@@ -95,6 +95,7 @@ __all__ = [
     "parse_yaml",
     "recipes_folder",
     "shipped_recipes",
+    "smaller",
 ]
 
 import_when_used(__name__, _HOMES)

@@ -18,6 +18,16 @@ MEASURES = {
 """The measures of a model's size, and what each is counted in: macs for one example; latency (ms, in onnxruntime) and bytes of
 model.onnx; nonzero parameters."""
 
+
+def smaller(measure: str) -> str:
+    """What comes after a factor: a model has 2x fewer parameters, or is 2x faster.
+
+    >>> smaller("macs"), smaller("latency")
+    ('fewer multiply-accumulates', 'faster')
+    """
+    return "faster" if measure == "latency" else f"fewer {MEASURES[measure]}"
+
+
 MOST_LEVELS = 20
 """Most levels of rising pressure in a search: at the last, beta is half a million times that of the first."""
 

@@ -58,17 +58,17 @@ def _drawn(found: Sequence[Found], kind: str, measure: str) -> str:
                 mark(ax.plot([point.ratio] * 2, [dense + low, dense + high], color=series(k), lw=1.2, alpha=0.6), k)
             mark(ax.plot(point.ratio, point.error, shape, color=series(k), ms=5), k)
             told = f"; change {low:+.3g} to {high:+.3g} (95%)" if low is not None and high is not None else ""
-            text = f"{name}: {point.ratio:.3g}x fewer {of_a_run(measure)}, {unit} {point.error:.4g}, dense {dense:.4g}{told}"
+            text = f"{name}: {point.ratio:.3g}x {of_a_run(measure)}, {unit} {point.error:.4g}, dense {dense:.4g}{told}"
             drawing.points(ax, [(point.ratio, point.error)], [text], k)
         for dense in sorted({round(pair[1], 6) for *_, pair in found}):
             ax.axhline(dense, color=QUIET, lw=0.8, ls=(0, (4, 3)))
         ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
-        ax.set(xlabel=f"times fewer {of_a_run(measure)}", ylabel=unit)
+        ax.set(xlabel=f"times {of_a_run(measure)}", ylabel=unit)
     caption = (
         "Vertical lines: the 95% interval of each run's change, paired with its own dense model on the test data. Dashed: the "
         "dense models. Runs whose lines overlap may be equally good."
     )
-    label = f"{unit} of each run against how many times fewer {of_a_run(measure)} it has"
+    label = f"{unit} of each run against how many times {of_a_run(measure)}"
     return html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
 
 

@@ -213,10 +213,7 @@ def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
     shown = []
     note = ""
     if histograms:
-        note = (
-            "Log alpha is the log of a weight's noise over its signal. Right of the threshold (vertical line) the data doesn't "
-            "support the weight, and it is dropped."
-        )
+        note = f"Log alpha is the log of a weight's noise over its signal. {_what_went(results)}"
         if len(histograms) <= SINGLE_HISTOGRAMS:
             shown = [
                 html.figure(_plots.log_alpha(h, threshold), escape(name), "", f"Histogram of log alpha in {name}")
@@ -232,6 +229,17 @@ def relevance(results: Mapping[str, Any], folder: Path | None) -> str:
         caption = "On validation data; non-zeros with the masks alone, before pruning."
         shown.append(html.figure(curve, "Other thresholds", caption, f"Other thresholds: {what}"))
     return html.paragraph(note) + single + html.figures(shown) if histograms or shown else ""
+
+
+def _what_went(results: Mapping[str, Any]) -> str:
+    """What the threshold decided: a search for anything but non-zeros removes whole units, by their rank."""
+    unsupported = "Right of the threshold (vertical line) the data doesn't support the weight"
+    if ((results.get("search") or {}).get("objective") or "nonzero") == "nonzero":
+        return f"{unsupported}, and it is dropped."
+    return (
+        f"{unsupported}. This search removed whole units by their rank, until the model was small enough; no "
+        "single weight of the units that stay was dropped."
+    )
 
 
 def _map(histograms: Mapping[str, Any], threshold: float | None) -> str:

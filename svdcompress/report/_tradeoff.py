@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from svdcompress.errors import UsageError
-from svdcompress.recipe import MEASURES
+from svdcompress.recipe import smaller
 from svdcompress.report import _html as html
 from svdcompress.report._files import load
 
@@ -37,8 +37,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Models of one search or run. measure: how size is measured; unit: the same in words. what: which error, on which data
-    ("validation error (%)"). dense: the dense model's error."""
+    """Models of one search or run. measure: how size is measured; unit: what comes after a factor of it ("faster"). what:
+    which error, on which data ("validation error (%)"). dense: the dense model's error."""
 
     name: str
     measure: str
@@ -72,7 +72,7 @@ def search_curve(results: Mapping[str, Any]) -> Curve | None:
             )
         )
     what = f"validation {'RMSE' if regression else 'error (%)'}"
-    return Curve(str(results.get("name") or ""), measure, MEASURES[measure], what, dense["error"], points)
+    return Curve(str(results.get("name") or ""), measure, smaller(measure), what, dense["error"], points)
 
 
 def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] | None:
@@ -91,8 +91,8 @@ def run_point(results: Mapping[str, Any], measure: str) -> tuple[Point, float] |
 
 
 def of_a_run(measure: str) -> str:
-    """The unit by which finished runs are compared: a report has latencies at several batch sizes."""
-    return MEASURES[measure] + (f" (batch {LATENCY_BATCH})" if measure == "latency" else "")
+    """What comes after a finished run's factor: a report has latencies at several batch sizes."""
+    return smaller(measure) + (f" (batch {LATENCY_BATCH})" if measure == "latency" else "")
 
 
 def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str], quiet: str) -> None:
@@ -120,7 +120,7 @@ def plot_curves(ax: Axes, curves: Sequence[Curve], colour: Callable[[int], str],
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{short(value, place)}x"))
     ax.xaxis.set_minor_locator(NullLocator())
     if curves:
-        ax.set_xlabel(f"times fewer {curves[0].unit}")
+        ax.set_xlabel(f"times {curves[0].unit}")
         ax.set_ylabel(curves[0].what)
 
 
@@ -153,15 +153,17 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
         )
         if text
     )
+    too_much = "The large one was chosen" if found.get("met") is None else "Open points lose too much; the large one was chosen"
     caption = (
         f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the upper "
         f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
-        f"{found['validation_examples']:,} validation examples. Open points lose too much; the large one was chosen."
+        f"{found['validation_examples']:,} validation examples. {too_much}."
         f"{_decided(found)}{_measured(found.get('measured') or {})}{_trained(found.get('epochs'))}"
     )
-    label = f"{curve.what} of each trial by how many times fewer {MEASURES[curve.measure]} it has"
+    label = f"{curve.what} of each trial by how many times {curve.unit}"
     figure = html.figure(drawing.svg, "", caption, label).replace("<figure>", '<figure class="one">', 1)
-    lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or ())
+    above = results.get("warnings") or ()  # the page begins with these
+    lines = "".join(f'<p class="warning">{escape(line)}</p>' for line in found.get("notes") or () if line not in above)
     return f'{lines}<div class="figures">{figure}</div>{_table(found, curve)}'
 
 
@@ -208,6 +210,7 @@ def _trained(epochs: Mapping[str, Any] | None) -> str:
 def _table(found: Mapping[str, Any], curve: Curve) -> str:
     rows = []
     mixed, by_nll = any(trial.get("mixture") for trial in found["trials"]), _by_nll(found)
+    budget = found.get("met") is not None
     for trial, point in zip(found["trials"], curve.points, strict=True):
         kept = {True: "yes", False: "no", None: ""}[point.met]
         numbers = [f"{point.ratio:.3g}x", f"{trial['error']:.3g}", f"{trial['drop']:+.2f}", _signed(trial["upper"])]
@@ -217,13 +220,13 @@ def _table(found: Mapping[str, Any], curve: Curve) -> str:
         cells = [
             f"<td>{trial['number']}{on}{' (chosen)' if point.chosen else ''}</td>",
             *(f'<td class="number">{text}</td>' for text in numbers),
-            f'<td>{kept}</td><td class="number">{trial["beta"]:.3g}</td><td class="number">{trial["seconds"]:.0f} s</td>',
+            *([f"<td>{kept}</td>"] if budget else []),
+            f'<td class="number">{trial["beta"]:.3g}</td><td class="number">{trial["seconds"]:.0f} s</td>',
             *([f"<td>{escape((trial.get('mixture') or {}).get('chosen', ''))}</td>"] if mixed else []),
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    fewer = f"fewer {MEASURES[curve.measure]}"
-    measured = [fewer, curve.what, "lost", "at most", *(["by the NLL", "at most, by it"] if by_nll else [])]
-    names = ["trial", *measured, "within budget", "beta", "time", *(["mixture"] if mixed else [])]
+    measured = [curve.unit, curve.what, "lost", "at most", *(["by the NLL", "at most, by it"] if by_nll else [])]
+    names = ["trial", *measured, *(["within budget"] if budget else []), "beta", "time", *(["mixture"] if mixed else [])]
     numbers = [*measured, "beta", "time"]
     head = "".join(f'<th scope="col"{" class=number" * (name in numbers)}>{escape(name)}</th>' for name in names)
     return html.scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>", ", ".join(names))
@@ -243,7 +246,7 @@ def trials_table(results: Mapping[str, Any], width: int = 10) -> Table | None:
         return None
     view = Table(show_edge=False, pad_edge=False, title="Trials", title_justify="left", title_style="bold")
     view.add_column("trial", no_wrap=True)
-    for heading in (f"fewer {MEASURES[curve.measure]}", curve.what, "at most"):
+    for heading in (curve.unit, curve.what, "at most"):
         view.add_column(heading, justify="right")
     by_nll = _by_nll(results["search"])
     if by_nll:

@@ -210,7 +210,7 @@ def test_latencies_name_their_batch_and_all_batches_are_shown(two, tiny_run):
     assert "batch 1 " in shown and "batch 8 " in shown and "3x" in shown and "–" in shown
     results = json.loads((other / "report.json").read_text())
     figure = report.plot_tradeoff(results, measure="latency")
-    assert figure.axes[0].get_xlabel() == "times fewer milliseconds (batch 1)"
+    assert figure.axes[0].get_xlabel() == "times faster (batch 1)"
     (line,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert float(line.get_xdata()[0]) == 1.5
 

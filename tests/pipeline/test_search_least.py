@@ -42,7 +42,7 @@ def test_a_goal_below_one_unit_in_each_layer_is_told_and_what_lies_above_it_is_m
 
 
 def test_a_size_that_was_not_reached_is_told_beside_that_of_the_goal():
-    best = SimpleNamespace(costs={"macs": 11768.0, "latency": 0.51234}, met=True)
+    best = SimpleNamespace(costs={"macs": 11768.0, "latency": 0.51234}, met=True, mixture=None)
     lines = [
         outcome(best, [], measure, parse_goal(f"{measure}={size}"), number * (1 + CLOSE), None, False, 0)  # type: ignore[arg-type]
         for measure, size, number in (
@@ -65,6 +65,21 @@ def test_a_size_that_was_not_reached_is_told_beside_that_of_the_goal():
     within = best, [], "macs", parse_goal("macs=3x"), third * (1 + CLOSE), None, False, 0
     (line,) = outcome(*within, steps=4, aimed=third)  # type: ignore[arg-type]
     assert "against 3,922 multiply" in line and "One unit of each layer stays" in line
+
+
+def test_a_time_that_was_reached_when_units_were_chosen_is_told_with_a_goal_that_leaves_room():
+    def told(size, goal, target, cost=0.275):
+        mixture = {"chosen": "even", "candidates": [{"name": "global", "size": 0.1}, {"name": "even", "size": size}]}
+        best = SimpleNamespace(costs={"latency": cost, "macs": cost}, met=True, mixture=mixture)
+        given = best, [], goal.partition("=")[0], parse_goal(goal), target * (1 + CLOSE), None, False, 0
+        (line,) = outcome(*given, steps=4, aimed=target)  # type: ignore[arg-type]
+        return line.partition("the closest is kept. ")[2]
+
+    room = "When its units were chosen, it took 0.252: measurements differ. --goal latency={} leaves room"
+    assert told(0.252, "latency=2x", 0.25) == room.format("2.2x")
+    assert told(0.252, "latency=0.25ms", 0.25) == room.format("0.227ms")
+    for size, goal in ((0.27, "latency=2x"), (None, "latency=2x"), (0.252, "macs=2x")):
+        assert told(size, goal, 0.25).startswith("One unit of each layer stays")
 
 
 def test_a_dry_run_tells_of_goals_out_of_reach_alone(tiny_recipe):
@@ -198,7 +213,7 @@ def test_a_search_that_a_former_version_began_keeps_its_aim():
 def test_the_words_for_each_measure():
     goal = parse_goal("latency=12x")
     one = below_least(goal, "latency", 0.6, 0.1, 0.11, {"batches": [128], "threads": 1})
-    assert "still takes 0.1 milliseconds (6x fewer) (batch 128, 1 thread)" in one and "latency_batch" not in one
+    assert "still takes 0.1 milliseconds (6x faster) (batch 128, 1 thread)" in one and "latency_batch" not in one
     assert "latency_batch" not in below_least(goal, "latency", 0.6, 0.1, 0.11, {"command": "./ask.sh"})
     assert "`svdc inspect`" in below_least(parse_goal("macs=0.01"), "macs", 100, 10, 11, {})
 

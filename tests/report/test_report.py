@@ -165,6 +165,14 @@ def test_many_layers_share_one_map(results):
     assert _sections.relevance({"log_alpha": many, "threshold": 3.0}, None).count("<svg") == 1
 
 
+def test_relevance_says_what_the_threshold_decided(results):
+    shown = {"log_alpha": results["log_alpha"], "threshold": 3.0}
+    for search in (None, {"objective": "nonzero"}):
+        assert "and it is dropped" in _sections.relevance({**shown, "search": search}, None)
+    text = _sections.relevance({**shown, "search": {"objective": "latency"}}, None)
+    assert "it is dropped" not in text and "whole units by their rank" in text
+
+
 # Rows and the terminal
 
 
