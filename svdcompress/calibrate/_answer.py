@@ -133,5 +133,5 @@ def _starts(count: int, accuracy: float, delta: float) -> list[int]:
 def _shares(ordered: Tensor, start: int) -> list[int]:
     """Numbers of answers to test from a start on, at most STEPS; equal confidences are answered together."""
     count = len(ordered)
-    numbers = torch.linspace(start, count, STEPS).round().long().unique()
+    numbers = torch.linspace(start, count, STEPS, dtype=torch.float64).round().long().unique()
     return sorted({int((ordered >= ordered[number - 1]).sum()) for number in numbers.tolist()})

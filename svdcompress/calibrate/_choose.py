@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from svdcompress.calibrate._curvature import gauss_newton
@@ -217,9 +218,18 @@ def _best(found: dict[str, tuple[nn.Module, Fitted]]) -> str:
             continue
         least = found[name][1].judged
         difference = found[name][1].rows - found[best][1].rows
-        if float(difference.mean()) <= float(difference.std()) / math.sqrt(max(len(difference), 1)):
+        if float(difference.mean()) <= _standard_error(difference, found[name][1].owner):
             return name
     return best
+
+
+def _standard_error(rows: Tensor, owner: Tensor) -> float:
+    """The standard error of the mean of `rows`, (R,), of which those with one owner may go up and down together, as pixels of
+    an image do: sqrt(C / (C - 1) sum_c (sum_{r in c} d_r)^2) / R for C owners, with d the deviations from the mean (the
+    cluster-robust variance of Liang & Zeger 1986, for a mean)."""
+    _, where = owner.unique(return_inverse=True)
+    sums = torch.zeros(int(where.max()) + 1, dtype=rows.dtype).index_add_(0, where, rows - rows.mean())
+    return math.sqrt(float(sums.square().sum()) * len(sums) / max(len(sums) - 1, 1)) / len(rows)
 
 
 def looked_at(validation: int, macs: int) -> tuple[int, int]:
@@ -231,8 +241,6 @@ def looked_at(validation: int, macs: int) -> tuple[int, int]:
 
 def _bounded(validation: Examples, draws: Draws, macs: int) -> tuple[Examples, int]:
     """Validation examples, and the number of draws of each, limited so that work and memory stay bounded."""
-    import torch
-
     each = len(draws) / max(len(validation), 1) * draws.outputs[0, 0].numel()
     count, samples = looked_at(len(validation), macs)
     samples = affordable(samples, count, max(1, math.ceil(each)))
@@ -267,22 +275,29 @@ def _scaled(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]
 
 
 def _refitted(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
+    likelihood = likelihood_for(work.likelihood, tau=_precision(model, work))
     small = refit(
-        model, work.train, work.likelihood, epochs=work.epochs, beta=work.beta, seed=work.seed, device=work.device, fit=fit
+        model, work.train, likelihood, epochs=work.epochs, beta=work.beta, seed=work.seed, device=work.device, fit=fit
     )
     return _scaled(small, work, fit)
+
+
+def _precision(model: nn.Module, work: _Work) -> float | None:
+    """The noise precision of a regression by the mean model, which weighs the data against the KL; None for other tasks."""
+    if not work.likelihood.constant_noise:
+        return None
+    return fit_tempering(work.likelihood, draws_of(model, work.validation, work.likelihood, device=work.device)).value
 
 
 def _laplace(model: nn.Module, work: _Work, fit: Any) -> tuple[nn.Module, Fitted]:
     small = copy.deepcopy(model)
     hold(small, relevance(model))
     kept = kept_of(small)
-    tau = 1.0
-    if work.likelihood.constant_noise:
-        tau = fit_tempering(work.likelihood, draws_of(small, work.validation, work.likelihood, device=work.device)).value
+    tau = _precision(small, work)
+    more = {} if tau is None else {"tau": tau}
     with held(small):
         curvature = gauss_newton(
-            small, kept, work.train, work.likelihood, "diagonal", tau=tau, most=CURVATURE, seed=work.seed, device=work.device
+            small, kept, work.train, work.likelihood, "diagonal", **more, most=CURVATURE, seed=work.seed, device=work.device
         )
 
     def baked(log_prior: float) -> nn.Module:

@@ -48,13 +48,14 @@ class Fitted:
 
     setting: log factor on the variances, or log prior precision. log_knob: log temperature, or log noise variance.
     nll: in nats per target, on the validation data that both were fitted on. rows: (R,) NLL of each target by cross-validation;
-    `judged` is its mean.
+    `judged` is its mean. owner: (R,) the example that each target belongs to.
     """
 
     setting: float
     log_knob: float
     nll: float
     rows: Tensor = field(repr=False)
+    owner: Tensor = field(repr=False)
 
     @property
     def judged(self) -> float:
@@ -90,7 +91,7 @@ def fit_setting(
         at = list(grid).index(best)
         around = sorted({grid[max(at - 1, 0)], best, grid[min(at + 1, len(grid) - 1)]})
         best = refined(search.look, around, REFINED, NEAR)
-    return Fitted(best, search.knobs[best], search.nlls[best], rows)
+    return Fitted(best, search.knobs[best], search.nlls[best], rows, search.last.owner)
 
 
 class _Search:

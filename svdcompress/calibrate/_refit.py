@@ -60,7 +60,8 @@ def refit(
     steps = epochs * math.ceil(len(examples) / batch_size)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
     elbo = ELBO(model, likelihood.loss, len(examples), beta)
-    with torch.random.fork_rng(devices=[]), nullcontext() if means else for_gradients(model):
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), nullcontext() if means else for_gradients(model):
         torch.manual_seed(seed)
         for epoch in range(epochs):
             model.train(means)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -118,7 +119,8 @@ def chosen(
     missed = usual.size is not None and bool(reaching) and usual.name not in reaching  # the usual way cannot get there
     if missed:
         found = {usual.name: usual, **reaching}
-    examples = some(data.train, count)
+    train = data.train if reconstructor is None else reconstructor.others(data.train)  # what layers were fitted to looks better
+    examples = some(train, count)
     each = macs_of(to_size.model, to_size.opened.inputs) if torch.device(device).type == "cpu" else 0
 
     def judged(way: Way, examples: Any) -> Option:
@@ -130,9 +132,12 @@ def chosen(
             return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
 
     if len(found) > MANY:
-        few = some(data.train, round(FIRST * count))
+        few = some(train, round(FIRST * count))
         first = {name: judged(way, few).nll for name, way in found.items()}
-        leading = [usual.name, *sorted(set(first) - {usual.name}, key=first.__getitem__)[:BEST]]
+        order = sorted(
+            first, key=lambda name: first[name] if math.isfinite(first[name]) else math.inf
+        )  # stable: ties keep theirs
+        leading = [usual.name, *[name for name in order if name != usual.name][:BEST]]
         found = {name: way for name, way in found.items() if name in leading}
     options = {name: judged(way, examples) for name, way in found.items()}
 

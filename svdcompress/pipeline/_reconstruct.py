@@ -15,9 +15,10 @@ from svdcompress.hooks import hooked
 from svdcompress.layers import variational_layers
 from svdcompress.pipeline._begin import Opened
 from svdcompress.pipeline._figures import there
-from svdcompress.pipeline._some import some
+from svdcompress.pipeline._some import places, some
 from svdcompress.reconstruction import ROWS, Reconstruction, reconstruct, reconstructed
 from svdcompress.relevance import Masks
+from svdcompress.sources import Examples
 
 EXAMPLES, FEWEST = 1024, 64
 """The most and the fewest training examples that layers are fitted to, in one batch; memory decides in between."""
@@ -30,18 +31,28 @@ NUMBERS = 2**25
 that are in memory at a time."""
 
 
-class Reconstructor:
-    """Cuts models with reconstruction. model: any model with the shapes of those to be cut; it determines how many examples
-    are used."""
+def examples_for(model: nn.Module, inputs: Any) -> int:
+    """How many examples a model is fitted to, by the widest output of its layers. inputs: of an example."""
+    return max(FEWEST, min(EXAMPLES, NUMBERS // max(_widest(model, inputs), 1)))
 
-    def __init__(self, opened: Opened, model: nn.Module, device: torch.device) -> None:
+
+class Reconstructor:
+    """Cuts models with reconstruction. examples: the number of training examples to use, from `examples_for`."""
+
+    def __init__(self, opened: Opened, examples: int, device: torch.device) -> None:
         self.device = device
         train = opened.data.train
-        count = max(FEWEST, min(EXAMPLES, NUMBERS // max(_widest(model, opened.inputs), 1)))
-        few = some(train, count)
+        few = some(train, examples)
         self.inputs, _ = next(iter(few.batches(len(few))))
-        part = some(few, max(1, len(few) // TRIED))
-        self.fewer, _ = next(iter(part.batches(len(part))))
+        part = max(1, len(few) // TRIED)
+        self.tried_on = places(len(train), examples)[places(len(few), part)]
+        self.fewer, _ = next(iter(some(few, part).batches(part)))
+
+    def others(self, train: Examples) -> Examples:
+        """The training examples that ways are not fitted to while they are compared; all if there are no others."""
+        unseen = torch.ones(len(train), dtype=torch.bool)
+        unseen[self.tried_on] = False
+        return train.subset(unseen.nonzero().squeeze(1)) if unseen.any() else train
 
     def cut(self, model: nn.Module, masks: Masks, before: Masks | None) -> Reconstruction:
         """Change the means of a model, which is on the CPU, to make up for what masks remove. before: the masks so far."""

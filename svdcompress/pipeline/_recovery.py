@@ -21,9 +21,9 @@ and recovery_auto.py)."""
 def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
     """The recipe with `recover.optimizer: auto` resolved, and a note about it or None. model: the dense one.
 
-    "auto" is SGD for a classifier with convolutions and batch normalization, with the values of `BY_SGD` for those fields
-    that have their defaults; else it is Adam. Other settings have no influence on the choice, so that a run which is resumed
-    with another learning rate keeps its optimizer.
+    "auto" is SGD for a classifier with batch normalization of images (BatchNorm2d), with the values of `BY_SGD` for those
+    fields that have their defaults; else it is Adam. Other settings have no influence on the choice, so that a run which is
+    resumed with another learning rate keeps its optimizer.
     """
     recover = recipe.recover
     if recover.optimizer != "auto":
@@ -74,4 +74,4 @@ def _filled(section: Any, plain: Any, settings: dict[str, Any], prefix: str) -> 
 
 
 def _normalised(model: nn.Module) -> bool:
-    return any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    return any(isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm) for layer in model.modules())

@@ -59,7 +59,7 @@ def changed(before: Mapping[str, Mapping[str, Any]], data: Data) -> str:
 
 
 def _checksum(examples: InMemory) -> int:
-    some = torch.linspace(0, len(examples) - 1, min(ROWS, len(examples))).round().long()
+    some = torch.linspace(0, len(examples) - 1, min(ROWS, len(examples)), dtype=torch.float64).round().long()
     total = 0
 
     def add(tensor: Tensor) -> None:

@@ -113,9 +113,8 @@ def _seen(context: Context, data: Any, dense: Dense, found: Losses) -> str | Non
     recipe, device, model = context.recipe, context.place.device, dense.model
     if not dense.given or isinstance(recipe.data.validation, str) or recipe.data.unlabelled or _unsure(data, found):
         return None
-    examples = torch.arange(min(len(data.train), len(data.validation)))
     with there(device, model):
-        trained = judged(model, data.train.subset(examples), data, device, errors_alone=True)
+        trained = judged(model, some(data.train, len(data.validation)), data, device, errors_alone=True)
     alike = max(1.5 * trained.error, trained.error + 0.2) if found.probabilities else ALIKE * trained.error
     if found.error > alike:
         return None

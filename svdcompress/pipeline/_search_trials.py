@@ -27,7 +27,7 @@ from svdcompress.pipeline._damaged import check_kept
 from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._measure import THREADS, Measure
 from svdcompress.pipeline._path import UNPRESSED, Climb
-from svdcompress.pipeline._reconstruct import Reconstructor
+from svdcompress.pipeline._reconstruct import Reconstructor, examples_for
 from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search_cost import cuts_of, left_for, objective_of, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
@@ -66,6 +66,9 @@ class Trials:
         self.kept = Kept(self.folder / "trials.json").read()
         cooled_files = [kept_file(self.folder, trial.root) for trial in self.kept.trials]
         check_kept([*cooled_files, *map(self._model_file, self.kept.pruning)], self.folder)
+        self.fitted_to = 0  # before the path makes the model smaller: a resumed search has to take as many
+        if reconstructs(recipe, self.measure.name):
+            self.fitted_to = examples_for(variational.model, opened.inputs)
         total = sum(prod(shape) for shape in variational.shapes.values())
         self.path = Climb(context, opened, dense, variational, self.folder, total, unpressed=self.cuts > 1)
         self.started = time.monotonic()
@@ -246,7 +249,7 @@ class Trials:
     def _reconstructor(self) -> Reconstructor | None:
         if not reconstructs(self.context.recipe, self.measure.name) or not fits_any(self.variational.model):
             return None
-        return Reconstructor(self.opened, self.variational.model, self.context.place.device)
+        return Reconstructor(self.opened, self.fitted_to, self.context.place.device)
 
     def _reconstruct(self, model: Cooled, selection: Selection) -> Reconstruction | None:
         """Fit what stays to make up for what goes, if the trial is cut at once and living units have to go; else None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -236,10 +237,18 @@ class _Targets:
             rows = layer.rows(output, x, *given, **named)
             if self.runs[name] == 1 and len(rows):
                 at = torch.randperm(len(rows), generator=self.generator)[: self.counts[name]].sort().values
-                at = at[self.order[at * len(self.order) // len(rows)].argsort(stable=True)].to(rows.device)
+                at = at[self.order[_examples(at, output, len(rows), len(self.order))].argsort(stable=True)].to(rows.device)
                 self.rows[name] = Target(at, rows[at], x.shape)
 
         return hook
+
+
+def _examples(at: Tensor, output: Tensor, rows: int, examples: int) -> Tensor:
+    """The examples that rows `at` of an output belong to. Rows go by example, but for a sequence that comes first, as in
+    (steps, examples, features), where they go by step."""
+    if output.dim() > 2 and output.shape[0] != examples == output.shape[1]:
+        return at // math.prod(output.shape[2:-1]) % examples
+    return at * examples // rows
 
 
 @contextmanager

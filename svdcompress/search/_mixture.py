@@ -25,8 +25,8 @@ class Option:
 
 def best_option(options: Sequence[Option]) -> Option:
     """The option with the lowest mean of those that are surely better than the first one, which is the default: the 95%
-    interval of the paired differences from it lies below 0. Without any, the first. options: at least one, on the same
-    examples in the same order.
+    interval of the paired differences from it lies below 0. Without any, the first. Options with losses that are not finite
+    count only if there are no others. options: at least one, on the same examples in the same order.
 
     >>> import torch
     >>> rows = torch.tensor([0.1, 0.3, 0.2, 0.4])
@@ -34,9 +34,10 @@ def best_option(options: Sequence[Option]) -> Option:
     >>> best_option([first, same, better]).name, best_option([first, same]).name
     ('c', 'a')
     """
-    first = options[0].rows.double()
-    surely = [option for option in options[1:] if paired_means(option.rows.double() - first)[1] < 0]
-    return min(surely, key=lambda option: float(option.rows.double().mean()), default=options[0])
+    finite = [option for option in options if bool(option.rows.isfinite().all())]
+    first = (finite or options)[0]
+    surely = [option for option in finite[1:] if paired_means(option.rows.double() - first.rows.double())[1] < 0]
+    return min(surely, key=lambda option: float(option.rows.double().mean()), default=first)
 
 
 def record(options: Sequence[Option], examples: int, chosen: str) -> dict[str, Any]:

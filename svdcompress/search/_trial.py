@@ -60,10 +60,10 @@ class Trial:
     @property
     def lost(self) -> float:
         """The drop by which trials are compared: the NLL's estimate where there are too few examples to go by their errors.
-        Infinite where nothing is left, because the numbers of such a trial are made up and a real model may lose more."""
-        if self.empty:
-            return math.inf
-        return self.drop if self.estimate is None else self.estimate
+        Infinite where nothing is left, because the numbers of such a trial are made up and a real model may lose more; and
+        where it is not a number."""
+        lost = self.drop if self.estimate is None else self.estimate
+        return math.inf if self.empty or math.isnan(lost) else lost
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""

@@ -81,12 +81,63 @@ def test_auto_tries_all_and_what_has_no_rule_is_told():
     assert found.posterior == "variational" and "no weight is left" in found.tried[1].note
 
 
+def test_targets_of_one_example_are_not_counted_as_independent():
+    generator = torch.Generator().manual_seed(0)
+    owner = torch.randint(30, (600,), generator=generator).sort().values
+    shared = torch.randn(30, generator=generator, dtype=torch.float64)
+    difference = shared[owner] + 0.1 * torch.randn(600, generator=generator, dtype=torch.float64)
+    means = torch.stack(
+        [
+            difference[torch.cat([(owner == c).nonzero()[:, 0] for c in torch.randint(30, (30,)).tolist()])].mean()
+            for _ in range(2000)
+        ]
+    )
+    assert _choose._standard_error(difference, owner) == pytest.approx(float(means.std()), rel=0.1)
+    alone = torch.arange(600)
+    assert _choose._standard_error(difference, alone) == pytest.approx(float(difference.std()) / math.sqrt(600))
+    rows = difference - difference.mean() - 0.1  # its lead is within what 30 examples show by chance, not 600
+    models = {
+        name: (nn.Identity(), Fitted(0.0, 0.0, 0.0, each, owner))
+        for name, each in (("variational", 0 * rows), ("scaled", rows))
+    }
+    assert _best(models) == "variational"
+    models = {name: (model, Fitted(0.0, 0.0, 0.0, fitted.rows, alone)) for name, (model, fitted) in models.items()}
+    assert _best(models) == "scaled"
+
+
+@pytest.mark.parametrize("deviation", [0.02, 50.0])
+def test_a_refit_weighs_the_data_by_the_noise_of_a_regression(deviation):
+    """The bound with the noise's own precision, as an explicit loop would minimize it, leaves a good network good."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 4)
+    truth = x @ torch.tensor([1.0, -2.0, 0.5, 0.0])
+    scale = 1.0 if deviation < 1 else 1000.0
+    y = (scale * truth + deviation * torch.randn(400)).unsqueeze(1)
+    model = nn.Sequential(nn.Linear(4, 1))
+    model[0].weight.data = scale * torch.tensor([[1.0, -2.0, 0.5, 0.0]])
+    model[0].bias.data.zero_()
+    convert(model, log_alpha=-8.0)
+    model.eval()
+    train, validation = examples_of(x[:200], y[:200]), examples_of(x[200:], y[200:])
+    seen = []
+
+    def noted(network, examples, likelihood, **options):
+        seen.append(likelihood.tau)
+        return refit(network, examples, likelihood, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_choose, "refit", noted)
+        calibrate(model, train, validation, "regression", posterior="refit", epochs=2)
+    square = (model(x[200:]) - y[200:]).detach().square().mean()
+    assert seen == [pytest.approx(float(1 / square), rel=0.02)]
+
+
 def test_the_simplest_within_a_standard_error_is_taken():
     rows = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     nothing = nn.Identity()
 
     def fitted(change):
-        return nothing, Fitted(0.0, 0.0, 0.0, rows + change)
+        return nothing, Fitted(0.0, 0.0, 0.0, rows + change, torch.arange(100))
 
     noise = torch.randn(100, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert _best({"variational": fitted(0.0), "scaled": fitted(noise - noise.mean() - 0.01)}) == "variational"

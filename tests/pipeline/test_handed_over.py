@@ -15,7 +15,7 @@ from svdcompress.cli import app
 from svdcompress.errors import DataError, ModelError, UsageError
 from svdcompress.pipeline import run as run_recipe
 from svdcompress.pipeline import verify_run
-from svdcompress.pipeline._same_data import changed, seen
+from svdcompress.pipeline._same_data import _checksum, changed, seen
 from svdcompress.predict import predict_run
 from svdcompress.recipe import dump_recipe, load_recipe
 from svdcompress.sources import Data, InMemory, code_in
@@ -130,6 +130,15 @@ def test_a_single_other_target_is_noticed_wherever_it_is():
         assert "train: other values" in changed(before, data(other))
     older = {name: {key: value for key, value in each.items() if key != "targets"} for name, each in before.items()}
     assert changed(older, data(y)) == "" and "train: other values" in changed(older, data(2 - y))
+
+
+def test_the_last_of_very_many_examples_are_looked_at():
+    """Beyond 2**24, float32 has no number for each index."""
+    count = 2**24 + 4
+    x, y = torch.zeros(count, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8).expand(count)
+    before = _checksum(InMemory(x, y))
+    x[-1] = 1
+    assert _checksum(InMemory(x, y)) != before
 
 
 def test_a_data_file_that_has_changed_since_is_told_of(tiny_recipe, tmp_path):

@@ -16,7 +16,7 @@ from svdcompress.layers import variational_layers
 from svdcompress.pipeline import _reconstruct, _trainer, estimate, run
 from svdcompress.pipeline._choose_masks import option
 from svdcompress.pipeline._path import UNPRESSED
-from svdcompress.pipeline._reconstruct import Reconstructor
+from svdcompress.pipeline._reconstruct import Reconstructor, examples_for
 from svdcompress.pipeline._search import Search
 from svdcompress.pipeline._search_start import check_epochs
 from svdcompress.pipeline._way import Way
@@ -153,8 +153,37 @@ def opened_of(x):
 def test_as_many_examples_as_memory_allows(monkeypatch, numbers, count):
     monkeypatch.setattr(_reconstruct, "NUMBERS", numbers)
     model = convert(nn.Sequential(nn.Linear(4, 30), nn.Linear(30, 3)))
-    assert len(Reconstructor(opened_of(torch.randn(5000, 4)), model, torch.device("cpu")).inputs) == count
-    assert len(Reconstructor(opened_of(torch.randn(50, 4)), model, torch.device("cpu")).inputs) == min(50, count)
+    most = examples_for(model, torch.randn(2, 4))
+    assert len(Reconstructor(opened_of(torch.randn(5000, 4)), most, torch.device("cpu")).inputs) == count
+    assert len(Reconstructor(opened_of(torch.randn(50, 4)), most, torch.device("cpu")).inputs) == min(50, count)
+
+
+@pytest.mark.parametrize("total", [1, 50, 400, 5000])
+def test_ways_are_judged_on_examples_that_layers_were_not_fitted_to(total):
+    x = torch.arange(float(total))[:, None].expand(-1, 4)
+    reconstructor = Reconstructor(opened_of(x), 1024, torch.device("cpu"))
+    fitted = set(reconstructor.fewer[:, 0].tolist())
+    others = set(reconstructor.others(InMemory(x, torch.zeros(total))).inputs[:, 0].tolist())
+    assert others == (set(range(total)) - fitted or {0.0}) and len(fitted) == max(1, min(total, 1024) // 4)
+
+
+def test_the_number_of_examples_is_that_of_the_model_before_the_path(tiny_recipe, tmp_path, monkeypatch):
+    """The path makes the model smaller in place; a search that is resumed after it has to take as many."""
+    monkeypatch.setattr(_reconstruct, "NUMBERS", 24 * 300)  # the widest layer has 24 outputs
+    counts = []
+    before = Search._find_least
+    monkeypatch.setattr(Search, "_find_least", lambda search: (counts.append(search.fitted_to), before(search)))
+    run(searching(tiny_recipe, *SHORT), tmp_path / "run")
+    assert counts == [300]
+    narrow = convert(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3)))
+    late = SimpleNamespace(
+        fitted_to=300,
+        context=SimpleNamespace(recipe=searching(tiny_recipe, *SHORT), place=SimpleNamespace(device=torch.device("cpu"))),
+        measure=SimpleNamespace(name="macs"),
+        variational=SimpleNamespace(model=narrow),
+        opened=opened_of(torch.randn(5000, 4)),
+    )
+    assert len(Search._reconstructor.func(late).inputs) == 300
 
 
 def test_ways_are_judged_as_they_are_reconstructed():
@@ -167,7 +196,7 @@ def test_ways_are_judged_as_they_are_reconstructed():
     train = InMemory(x, y)
     data = SimpleNamespace(train=train, task="classification", dim=1, target_scale=None)
     opened = SimpleNamespace(data=data, inputs=x[:2])
-    reconstructor = Reconstructor(opened, model, torch.device("cpu"))
+    reconstructor = Reconstructor(opened, 1024, torch.device("cpu"))
     way, before = Way("even", as_masks(model, masks), 9.0, None, 9.0), model[2].weight.detach().clone()
     found = option(model, way, train, data, "cpu", None, reconstructor)
     plain = option(model, way, train, data, "cpu")

@@ -124,7 +124,8 @@ SIZED = ["calibrate.coverage=0.9", "calibrate.temperature=false", "calibrate.ans
         *(("bytes=8kB", change, True) for change in [*SIZED, "export.opset=18"]),
         *(("macs=2x", change, False) for change in [*SIZED, "export.opset=18"]),
         ("latency=2x", "export.opset=18", True),
-        ("latency=2x", "export.sets=true", False),
+        *(("latency=2x", change, True) for change in ("export.sets=true", "calibrate.coverage=0.9")),
+        ("latency=2x", "calibrate.answer_above=0.99", False),
         ("bytes=8kB", "calibrate.epochs=3", False),
     ],
 )

@@ -47,6 +47,27 @@ def test_a_classifier_that_knows_both_by_heart_is_told_of():
     assert said(model, y, held=held) is None
 
 
+def test_training_examples_are_taken_at_random():
+    """Sorted by class, the first ones may be those that the model gets right."""
+    model, y = linear(2, (1, 9.0)), (X[:, 0] > 0).long()
+    y[:100] = 1 - y[:100]
+    order = torch.cat([torch.arange(100, 200), torch.arange(100)])  # the first 100 without an error
+    x = torch.cat([X[:200][order], X[200:]])
+    data = SimpleNamespace(
+        task="classification",
+        dim=1,
+        target_scale=None,
+        train=InMemory(x[:200], y[:200][order]),
+        validation=InMemory(x[200:], y[200:]),
+    )
+    recipe = load_recipe(None, ["data=npz:x.npz"])
+    context = SimpleNamespace(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")))
+    given = context, data, SimpleNamespace(model=model, given=True), judged(model, data.validation, data, "cpu")
+    told = str(_seen(*given))  # type: ignore[arg-type]
+    share = float(told.partition("have ")[2].partition("%")[0])
+    assert 35 < share < 65
+
+
 @pytest.mark.parametrize("scale", [None, (3.0, 20.0)])
 def test_a_regression_is_told_of_by_the_ratio_of_its_errors(scale):
     noise = torch.tensor([1.0, -1.0] * 150)

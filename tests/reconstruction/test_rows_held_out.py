@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from svdcompress.convert import convert
 from svdcompress.layers import variational_layers
 from svdcompress.reconstruction import reconstruct
+from svdcompress.reconstruction._reconstruct import _examples
 
 
 def cut(net: nn.Module, writer: str, reader: str, gone: list[int]) -> tuple[Any, dict[str, Tensor]]:
@@ -101,3 +102,13 @@ def test_few_rows_of_many_are_drawn_and_always_the_same(monkeypatch: pytest.Monk
         found.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
     assert sizes == [(64, 18), (64, 18)]  # the first layer's inputs were not removed
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5), (4, 6, 5), (4, 6, 3, 5), (6, 6, 5), (12, 3, 5)])
+def test_rows_are_known_by_their_example(shape: tuple[int, ...]) -> None:
+    """Outputs of 6 examples: by example, or by step (the sequence first), or in two windows each."""
+    where = shape.index(6) if 6 in shape else 0
+    owner = torch.arange(shape[where]) * 6 // shape[where]
+    owners = owner.view([-1 if axis == where else 1 for axis in range(len(shape) - 1)]).expand(shape[:-1]).flatten()
+    at = torch.arange(len(owners))
+    assert torch.equal(_examples(at, torch.empty(shape), len(owners), 6), owners)

@@ -32,6 +32,15 @@ def test_it_is_the_best_that_is_surely_better(seed):
     assert best_option(options).name == by_hand(options)
 
 
+def test_losses_that_are_not_finite_count_only_without_others():
+    rows = torch.rand(50)
+    broken, worse = option("broken", rows.where(rows > 0.1, torch.nan)), option("worse", rows + 1)
+    infinite = option("infinite", rows.where(rows > 0.1, torch.inf))
+    assert best_option([broken, worse]).name == best_option([infinite, worse, broken]).name == "worse"
+    assert best_option([option("usual", rows), broken, infinite]).name == "usual"
+    assert best_option([broken, infinite]).name == "broken"
+
+
 def test_chance_keeps_the_usual_way():
     rows, noise = torch.rand(100), torch.randn(100)
     noise -= noise.mean()
@@ -45,7 +54,7 @@ def test_chance_keeps_the_usual_way():
 def test_what_is_no_number_is_not_taken():
     rows = torch.rand(50)
     assert best_option([option("usual", rows), option("broken", rows * math.nan)]).name == "usual"
-    assert best_option([option("usual", rows * math.nan), option("other", rows)]).name == "usual"
+    assert best_option([option("usual", rows * math.nan), option("other", rows)]).name == "other"
     assert best_option([option("usual", rows[:1]), option("other", rows[:1] - 9)]).name == "usual"  # one example tells nothing
 
 

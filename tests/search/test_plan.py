@@ -1,6 +1,7 @@
 """Where the search goes next, on known curves of error against pressure."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,12 @@ def trial(number, pressure, drop, size, allowed=0.5, error=None, ratio=None):
         met=drop <= allowed,
         seconds=1.0,
     )
+
+
+def test_a_loss_that_is_no_number_is_the_largest():
+    assert trial(1, 2.0, math.nan, 100).lost == math.inf
+    assert replace(trial(1, 2.0, 0.3, 100), estimate=math.nan).lost == math.inf
+    assert trial(1, 2.0, 0.3, 100).lost == 0.3
 
 
 def search(drop_of, start, most=20):
