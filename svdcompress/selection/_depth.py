@@ -217,6 +217,6 @@ def _constant(layer: nn.Module, mean: Tensor) -> RemovableHandle:
     """Make a layer give a constant."""
 
     def hook(layer: nn.Module, given: Any, output: Tensor) -> Tensor:
-        return mean.to(output.dtype).expand_as(output)
+        return mean.to(output.dtype).expand_as(output).clone()  # a model may write to it
 
     return layer.register_forward_hook(hook)

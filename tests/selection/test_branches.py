@@ -255,6 +255,36 @@ def test_the_order_is_that_of_a_greedy_search_by_hand(seed: int) -> None:
     assert ends(ranking) == [f"outer.{number}" for number in by_hand(dense, x)]
 
 
+class InPlace(Blocks):
+    """The same blocks, written as many are: the sum goes into the branch's own output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            out = outer(inner(x).relu_())
+            out += x
+            x = out.tanh_()
+        return self.last(x)
+
+
+def test_branches_that_the_model_writes_into_go_in_the_same_order() -> None:
+    torch.manual_seed(0)
+    dense = Blocks()
+    with torch.no_grad():
+        for number, layer in enumerate(dense.outer):
+            layer.weight.mul_(0.3 + 0.4 * (number % 4))
+    other = InPlace()
+    other.load_state_dict(dense.state_dict())
+    x = torch.randn(60, 6)
+    found = []
+    for net in (dense, other):
+        model = svdc.convert(net, log_sigma2=-12.0).eval()
+        ranking = Ranking(model, x[:3], everything(model), examples=list(x.split(5)))
+        found.append((ends(ranking), ranking.at({"macs": 0.5}, depth=1.0).masks))
+    assert found[0][0] == found[1][0] and len(found[0][0]) == 4
+    assert all(torch.equal(mask, found[1][1][name]) for name, mask in found[0][1].items())
+
+
 def test_a_large_model_is_tried_on_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = svdc.convert(Blocks(), log_sigma2=-12.0).eval(), torch.randn(500, 6)
     seen: list[int] = []
