@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -145,10 +144,10 @@ def _short(name: str) -> str:
 
 def _check_same(stored: Any, given: Any, folder: Path) -> None:
     """Raises UsageError, naming the differences, if a folder's run has other settings than those given now."""
-    from svdcompress.pipeline import changed_fields
+    from svdcompress.pipeline import changed_fields, value_of
 
     found = [
-        f"{name} is {reduce(getattr, name.split('.'), stored)} there and {reduce(getattr, name.split('.'), given)} here"
+        f"{name} is {value_of(stored, name)} there and {value_of(given, name)} here"
         for name in changed_fields(stored, given, but_for=("out",))
     ]
     if found:

@@ -19,7 +19,7 @@ from svdcompress.pipeline._own_recipe import check_own_recipe
 from svdcompress.pipeline._promised import promised, sets_of
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._reduced import reduced
-from svdcompress.pipeline._resume import changed_fields
+from svdcompress.pipeline._resume import changed_fields, value_of
 from svdcompress.pipeline._run import run
 from svdcompress.pipeline._search_start import chosen_by_time, levels_and_trials
 from svdcompress.pipeline._select import bare
@@ -70,6 +70,7 @@ __all__ = [
     "sparsify",
     "stored_recipe",
     "untrusted",
+    "value_of",
     "verify_run",
     "versions",
 ]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from svdcompress.errors import OutputError, SvdcError, explained, shortened
 from svdcompress.files import is_temporary, not_made, parse_json, sweep, write_atomically
 from svdcompress.pipeline._extra import Facts
-from svdcompress.recipe import Recipe, dump_recipe, load_recipe
+from svdcompress.recipe import HEADING, Recipe, dump_recipe, load_recipe
 from svdcompress.sources import code_of_run
 from svdcompress.sources.given import is_given
 
@@ -27,7 +27,6 @@ except ImportError:  # Windows
 
 STATE = "state"
 LOCK = f"{STATE}/lock"
-_HEADER = "# The resolved recipe of this run: `svdc sparsify recipe.yaml` runs it again.\n"
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -121,7 +120,7 @@ def _over(out: Path) -> OutputError:
 def _written_by_a_run(recipe: Path) -> bool:
     """Whether a recipe has the heading of those in runs' folders; without a state, nothing else tells it from a user's own."""
     try:
-        return recipe.read_bytes().startswith(_HEADER.partition(":")[0].encode())
+        return recipe.read_bytes().startswith(HEADING.partition(":")[0].encode())
     except OSError:
         return False
 
@@ -238,8 +237,8 @@ class RunState:
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the resolved recipe into the run's folder, and into `state/run.json`, where no one edits it by hand."""
         if self.writer:
-            text = dump_recipe(recipe)
-            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(_HEADER + text, encoding="utf-8"))
+            text = HEADING + dump_recipe(recipe)
+            write_atomically(self.out / "recipe.yaml", lambda path: path.write_text(text, encoding="utf-8"))
             self.put(recipe=text)
 
     def finish(self) -> None:

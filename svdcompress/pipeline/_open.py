@@ -126,7 +126,7 @@ class OpenRun:
         so."""
         resolved, rate = for_recovery(self.recipe, self.dense)[0], self.results.get("recover_lr")
         other = steady(self.recipe, resolved)
-        of_steady = rate is not None and other is not None and rate < other.lr  # SGD's own rates are larger
+        of_steady = rate is not None and other is not None and rate < other.lr < resolved.recover.lr  # SGD's are larger
         return resolved.recover if of_steady else slowed(resolved.recover, rate)
 
     @property

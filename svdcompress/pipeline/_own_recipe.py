@@ -9,7 +9,7 @@ import yaml
 
 from svdcompress.errors import OutputError, RecipeError, shortened
 from svdcompress.pipeline._folder import STATE, RunState, stored_recipe
-from svdcompress.recipe import Recipe, dump_recipe, parse_recipe, parse_yaml
+from svdcompress.recipe import HEADING, Recipe, as_written, from_earlier, parse_recipe, parse_yaml
 
 
 def recipe_used(folder: Path) -> Recipe:
@@ -21,7 +21,8 @@ def recipe_used(folder: Path) -> Recipe:
     if text is None:
         return stored_recipe(folder)
     try:
-        return parse_recipe(parse_yaml(text))
+        content = parse_yaml(text)
+        return parse_recipe(content if text.startswith(HEADING) else from_earlier(content))
     except (yaml.YAMLError, RecipeError) as error:
         file = folder / STATE / "run.json"
         raise OutputError(
@@ -50,7 +51,7 @@ def check_own_recipe(folder: Path) -> None:
         raise RecipeError(f"{file}: empty; {cure}")
     if RunState(folder, writer=False).facts.get("recipe") is None:  # an earlier version may have written fewer fields
         return
-    if lost := _lost(parse_yaml(dump_recipe(recipe_used(folder))), now):
+    if lost := _lost(as_written(recipe_used(folder)), now):
         more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
         raise RecipeError(f"{file}: truncated, or edited: it lacks {', '.join(lost[:4])}{more}; {cure}")
 

@@ -6,24 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from svdcompress.recipe import Recipe, RecoverSection
-
-BY_SGD: dict[str, Any] = {
-    "lr": 0.01,
-    "weight_decay": 5e-4,
-    "schedule": {"warmup": "5%"},
-    "distill": {"weight": 0.9, "temperature": 3.0},
-}
-"""Settings for SGD, which brings pruned classifiers with batch normalization further than Adam does (benchmarks/recovery.py
-and recovery_auto.py)."""
+from svdcompress.recipe import BY_SGD, Recipe, RecoverSection, left_open
 
 
 def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
     """The recipe with `recover.optimizer: auto` resolved, and a note about it or None. model: the dense one.
 
     "auto" is SGD for a classifier with batch normalization of images (BatchNorm2d), with the values of `BY_SGD` for those
-    fields that have their defaults; else it is Adam. Other settings have no influence on the choice, so that a run which is
-    resumed with another learning rate keeps its optimizer.
+    fields that are not set (one that is set to its default stays); else it is Adam. Other settings have no influence on the
+    choice, so that a run which is resumed with another learning rate keeps its optimizer.
     """
     recover = recipe.recover
     if recover.optimizer != "auto":
@@ -32,11 +23,15 @@ def for_recovery(recipe: Recipe, model: nn.Module) -> tuple[Recipe, str | None]:
     section = recover.model_copy(update={"optimizer": "sgd" if fits else "adam"})
     said = None
     if fits:
-        section, kept = _filled(section, RecoverSection(), BY_SGD, "recover.")
+        chosen = left_open(recover)
+        section = _with(section, {field: BY_SGD[field] for field in chosen})
+        kept = [f"recover.{field}" for field in BY_SGD if field not in chosen]
         stays = f"; {' and '.join(kept)} as set" if kept else ""
+        answers = " with the dense model's answers" if section.distill.weight else ""
+        without = " without them" if "distill.weight" in chosen else ""
         said = (
-            f"recover.optimizer auto: SGD at {section.lr:g} with the dense model's answers, as the network has batch "
-            f"normalization{stays} (for Adam at {recover.lr:g} without them: --set recover.optimizer=adam)"
+            f"recover.optimizer auto: SGD at {section.lr:g}{answers}, as the network has batch normalization{stays} "
+            f"(for Adam at {recover.lr:g}{without}: --set recover.optimizer=adam)"
         )
     return recipe.model_copy(update={"recover": section}), said if recover.epochs else None
 
@@ -58,19 +53,18 @@ def slowed(section: RecoverSection, rate: float | None) -> RecoverSection:
     return section if rate is None else section.model_copy(update={"lr": min(section.lr, rate)})
 
 
-def _filled(section: Any, plain: Any, settings: dict[str, Any], prefix: str) -> tuple[Any, list[str]]:
-    """The section with `settings` in place of its defaults, and the names of fields that the user has set to something else."""
-    found, kept = {}, []
-    for name, value in settings.items():
-        own, default = getattr(section, name), getattr(plain, name)
-        if isinstance(value, dict):
-            found[name], inner = _filled(own, default, value, f"{prefix}{name}.")
-            kept += inner
-        elif own != default:
-            kept.append(f"{prefix}{name}")
+def _with(section: Any, settings: dict[str, Any]) -> Any:
+    """A copy of a section with values for some fields, and for those of its own sections, named with dots."""
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for field, value in settings.items():
+        name, dot, rest = field.partition(".")
+        if dot:
+            inner.setdefault(name, {})[rest] = value
         else:
-            found[name] = value
-    return section.model_copy(update=found), kept
+            own[name] = value
+    own |= {name: _with(getattr(section, name), values) for name, values in inner.items()}
+    return section.model_copy(update=own)
 
 
 def _normalised(model: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from svdcompress.errors import RecipeError, SvdcError, shortened
 from svdcompress.pipeline._folder import STATE, RunState, stored_recipe
 from svdcompress.pipeline._search_cost import objective_of
-from svdcompress.recipe import Recipe
+from svdcompress.recipe import Recipe, as_written
 from svdcompress.train import StateFile
 
 FILES = ("dense.pt", "train.pt", "pruned.safetensors", "recover.pt", "search")
@@ -38,24 +38,38 @@ UNDERWAY = ("lr", "lr_log_sigma2", "clip", "precision")
 """Settings of a training stage that may change between its epochs: those to change after a loss that is not finite. A search
 uses `train` and `recover` until it is done, and trains with the new values from then on."""
 
+NOT_SET = "not set"
+"""What messages tell in place of a value that is left to `recover.optimizer: auto`; no field that may be has it as a value."""
+
 
 def changed_fields(stored: Recipe, given: Recipe, but_for: Collection[str] = ALWAYS) -> list[str]:
-    """The fields, such as `train.lr` or `seed`, in which two recipes differ, outside of the sections `but_for`."""
-    left, right = (recipe.model_dump(exclude=set(but_for)) for recipe in (stored, given))
+    """The fields, such as `train.lr` or `seed`, in which two recipes differ, outside of the sections `but_for`.
+
+    A field that only one of them leaves to `recover.optimizer: auto` differs, too.
+    """
+    auto = stored.recover.optimizer == given.recover.optimizer == "auto"
+    left, right = (as_written(recipe) if auto else recipe.model_dump(mode="json") for recipe in (stored, given))
     fields = []
     for name, section in left.items():
+        if name in but_for:
+            continue
         if isinstance(section, Mapping) and isinstance(right[name], Mapping):
-            fields += [f"{name}.{field}" for field in section if section[field] != right[name][field]]
+            pairs = {
+                field: [each.get(field, NOT_SET) for each in (section, right[name])]
+                for field in type(getattr(given, name)).model_fields
+            }
+            fields += [f"{name}.{field}" for field, (before, now) in pairs.items() if before != now]
         elif section != right[name]:
             fields.append(name)
     return fields
 
 
-def _value_of(recipe: Recipe, field: str) -> Any:
-    """The value of a field that `changed_fields` names."""
-    value: Any = recipe.model_dump(mode="json")
+def value_of(recipe: Recipe, field: str) -> Any:
+    """The value of a field that `changed_fields` names, as messages tell it: "not set" where the recipe leaves it to
+    `recover.optimizer: auto`."""
+    value: Any = as_written(recipe)
     for part in field.split("."):
-        value = value[part]
+        value = value.get(part, NOT_SET)
     return value
 
 
@@ -98,7 +112,7 @@ def _refusal(stored: Recipe, refused: list[str], folder: Path) -> str:
     with suppress(SvdcError):  # then the given recipe isn't from there
         edited = changed_fields(stored, stored_recipe(folder), but_for=())
     if set(refused) <= set(edited):
-        before = ", ".join(f"{name}: {shortened(str(_value_of(stored, name)), 60)}" for name in refused[:8])
+        before = ", ".join(f"{name}: {shortened(str(value_of(stored, name)), 60)}" for name in refused[:8])
         return (
             f"--resume: {file}, changed since, and the recipe that the run was made with differ in {names}, which the run has "
             f"used already; restore the file ({before}), or start another run with another --out"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from svdcompress.lazy import import_when_used
 
 if TYPE_CHECKING:
+    from svdcompress.recipe._auto import BY_SGD, HEADING, as_written, from_earlier, left_open
     from svdcompress.recipe._checks import LAST_RANDOM_OPSET, SHARES, TASKS
     from svdcompress.recipe._find import describe_recipe, find_recipe, recipes_folder, shipped_recipes
     from svdcompress.recipe._goal import MEASURES, MOST_LEVELS, Goal, parse_goal, smaller
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from svdcompress.recipe._yaml import parse_yaml
 
 _HOMES = {
+    "_auto": ("BY_SGD", "HEADING", "as_written", "from_earlier", "left_open"),
     "_checks": ("LAST_RANDOM_OPSET", "SHARES", "TASKS"),
     "_find": ("describe_recipe", "find_recipe", "recipes_folder", "shipped_recipes"),
     "_goal": ("MEASURES", "MOST_LEVELS", "Goal", "parse_goal", "smaller"),
@@ -60,6 +62,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "BY_SGD",
+    "HEADING",
     "LAST_RANDOM_OPSET",
     "MEASURES",
     "MOST_LEVELS",
@@ -84,11 +88,14 @@ __all__ = [
     "SearchSection",
     "TrainSection",
     "Training",
+    "as_written",
     "changed",
     "describe_recipe",
     "dump_recipe",
     "find_recipe",
+    "from_earlier",
     "in_epochs",
+    "left_open",
     "load_recipe",
     "parse_goal",
     "parse_recipe",

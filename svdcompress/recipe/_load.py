@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from svdcompress.errors import RecipeError, nearest, shortened
+from svdcompress.recipe._auto import EARLIER, as_written, from_earlier
 from svdcompress.recipe._find import find_recipe
 from svdcompress.recipe._schema import Recipe
 from svdcompress.recipe._yaml import LONGEST, parse_yaml
@@ -63,15 +64,16 @@ def parse_recipe(content: Mapping[str, Any], origin: str = "recipe", origins: Ma
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML, every field written out."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    """The resolved recipe as YAML: every field but those that are not set and that `recover.optimizer: auto` chooses."""
+    return yaml.safe_dump(as_written(recipe), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 4 * LONGEST:
             raise RecipeError(f"{path}: {path.stat().st_size:,} bytes, too large for a recipe")
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = parse_yaml(text)
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -84,7 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections such as 'model:', not {type(content).__name__}")
-    return content
+    return from_earlier(content) if text.startswith(EARLIER) else content
 
 
 def _parse(override: str) -> tuple[str, Any]:
