@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -10,13 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from svdcompress.errors import ModelError
+from svdcompress.errors import Interrupted, ModelError, out_of_memory
+from svdcompress.hooks import hooked
 
 MAIN_KEYS = ("logits", "output", "out", "prediction", "predictions", "last_hidden_state")
 """Names of the output that the loss and ONNX use, in models with several outputs; the first one found is taken."""
 
 INNER = ("hidden_state", "attentions", "past_key_values", "mems")
 """Words in the names of outputs that are not predictions, as in transformers."""
+
+WIDEST = 2**27
+"""The most numbers in one tensor of a pass without gradients: 512 MB in float32. Small networks stay far below it."""
+
+UNSEEN, UNSEEN_IDS = 32, 1024
+"""Numbers assumed for each number of the input, or for each id, where no module shows what a model computes inside."""
+
+COPIED = 2**20
+"""Buffers of up to this many numbers are restored after a trial pass: statistics and counters, but no masks of weights."""
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -152,3 +164,95 @@ def first_example(inputs: Any) -> Any:
     """The first example of a batch: the first row of each tensor whose first dimension is the batch's."""
     batch = first_tensor(inputs).shape[:1]
     return map_tensors(inputs, lambda x: x[:1] if x.dim() and x.shape[:1] == batch else x)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the generators of torch (including those of GPUs), numpy and random when the body ends."""
+    numpy = sys.modules.get("numpy")
+    others = random.getstate(), None if numpy is None else numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(others[0])
+        if numpy is not None:
+            numpy.random.set_state(others[1])
+
+
+def at_once(model: nn.Module | None, inputs: Any, most: int, *, draws: int = 1) -> int:
+    """How many examples fit into a pass without gradients: `most`, or fewer (1 at least), so that no tensor of it has more than
+    about WIDEST numbers.
+
+    model: on the device of `inputs`; it is tried on the first example in `eval()` and left as it was. None: examples are only
+    read. inputs: a batch of any size. draws: for how many passes the outputs are kept together.
+
+    Counted are the inputs, what each module returns, and the outputs `draws` times. What a module computes inside cannot be
+    seen: for a model without modules of its own, such as a file, UNSEEN numbers are assumed for each of the input. So they are
+    for a model that refuses a batch of one example and of two.
+    """
+    one = first_example(inputs)
+    tensors = list(_leaves(one))
+    size = max([1, *(tensor.numel() for tensor in tensors)])
+    if model is not None:
+        unseen = max([1, *(tensor.numel() * (UNSEEN if tensor.is_floating_point() else UNSEEN_IDS) for tensor in tensors)])
+        for count in (1, 2):
+            try:
+                inside, output, all_seen = _widths(model, one if count == 1 else _twice(one))
+            except Interrupted:
+                raise
+            except Exception as error:  # whatever a model raises for a single example
+                if out_of_memory(error):
+                    return 1
+                continue
+            size = max(size, inside // count, draws * output // count, 0 if all_seen else unseen)
+            break
+        else:
+            size = max(size, unseen)
+    return min(most, max(1, WIDEST // size))
+
+
+def _twice(one: Any) -> Any:
+    """A batch of an example and itself."""
+    return map_tensors(one, lambda x: torch.cat([x, x]) if x.dim() and len(x) == 1 else x)
+
+
+@torch.no_grad()
+def _widths(model: nn.Module, inputs: Any) -> tuple[int, int, bool]:
+    """The numbers in the largest tensor that a module returns, and in the largest of the outputs; whether modules show what
+    the model computes."""
+    weights = {parameter.shape for parameter in model.parameters()}
+    rows, found = len(first_tensor(inputs)), [0]
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        # Parametrizations return weights; an activation of their shape is no larger than they are.
+        found.extend(t.numel() for t in _leaves(output) if t.shape not in weights or t.shape[:1] == (rows,))
+
+    hookable = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    all_seen = len(hookable) == len(list(model.modules())) and bool(weights or len(hookable) > 1)
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    small = {id(b): b for _, own in buffers for b in own.values() if b is not None and b.numel() <= COPIED}
+    values = {key: b.clone() for key, b in small.items()}
+    try:
+        with generators_kept(), in_eval(model), hooked(module.register_forward_hook(note) for module in hookable):
+            output = call(model, inputs)
+    finally:
+        for module, own in buffers:
+            module._buffers.update(own)
+        for key, value in values.items():
+            small[key].copy_(value)
+    return max(found), max([0, *(tensor.numel() for tensor in _leaves(output))]), all_seen
+
+
+def _leaves(batch: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists, mappings and dataclasses."""
+    batch = _by_name(batch)
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping) or hasattr(batch, "keys"):
+        for key in batch.keys():  # noqa: SIM118 (BatchEncoding)
+            yield from _leaves(batch[key])
+    elif isinstance(batch, tuple | list):
+        for item in batch:
+            yield from _leaves(item)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.calibrate._curvature import gauss_newton
-from svdcompress.calibrate._draws import Draws, affordable, draws_of
+from svdcompress.calibrate._draws import Draws, affordable, draws_of, most_targets
 from svdcompress.calibrate._fit import Fitted, fit_scale, fit_setting, log_variances, with_scales
 from svdcompress.calibrate._kept import held, kept_of
 from svdcompress.calibrate._posterior import Joint, with_variances
@@ -130,6 +130,8 @@ def calibrate(
     posterior: one of POSTERIORS, or "auto" for the one with the lowest validation NLL under cross-validation; it is preferred
         to a simpler one only if it is better by more than the standard error of the difference.
     temperature: False leaves logits, and variances that the model gives, as they are. macs: of one example, to bound the work.
+        Examples with many targets (pixels, tokens) keep a fixed random part of them, the same for all posteriors, so that about
+        100,000 and 2e7 numbers over all draws stay in memory; `notes` says how many.
     epochs, beta: of a refit; beta = 1 is the ELBO itself. fit: a refit of the caller's own, in place.
 
     Raises UsageError for an unknown posterior or a likelihood of your own, DataError if no validation target counts.
@@ -172,8 +174,10 @@ def calibrate(
     drawn = fit_tempering(plain, draws)
     first = first if small is model else draws_of(small, validation, plain, 0, seed, device)
     alone = same = fit_tempering(plain, first)
-    if len(first) > len(draws):
-        same = fit_tempering(plain, draws_of(small, validation, plain, 0, seed, device))
+    if (len(first), first.total) != (len(draws), draws.total):
+        most = most_targets(samples, draws.classes)
+        same = fit_tempering(plain, draws_of(small, validation, plain, 0, seed, device, most))
+    notes += [f"{what}: fitted on {one.part}" for what, one in (("samples", draws), ("mean", first)) if one.left_out]
     applied = work.temperature or plain.constant_noise
     if not applied:  # a temperature that is not applied must not decide which predictor is better
         drawn, alone, same = (replace(one, value=1.0, after=one.before, taken=False) for one in (drawn, alone, same))
@@ -241,9 +245,8 @@ def looked_at(validation: int, macs: int) -> tuple[int, int]:
 
 def _bounded(validation: Examples, draws: Draws, macs: int) -> tuple[Examples, int]:
     """Validation examples, and the number of draws of each, limited so that work and memory stay bounded."""
-    each = len(draws) / max(len(validation), 1) * draws.outputs[0, 0].numel()
     count, samples = looked_at(len(validation), macs)
-    samples = affordable(samples, count, max(1, math.ceil(each)))
+    samples = affordable(samples, count, draws.total / max(len(validation), 1), draws.classes)
     if count == len(validation):
         return validation, samples
     order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(0))

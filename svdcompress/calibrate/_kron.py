@@ -17,9 +17,10 @@ from svdcompress.errors import ModelError
 from svdcompress.hooks import hooked
 from svdcompress.layers import drawing, stochastic_layers
 from svdcompress.likelihoods import Likelihood
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, fitting
 
 BATCH = 250
+"""Examples per pass, or fewer if they are large."""
 
 
 def kronecker(
@@ -77,8 +78,9 @@ def _factors(
 
         return hook
 
+    size = fitting(model, examples, BATCH, device=device)
     with hooked(layer.register_forward_hook(watch(name)) for name, layer in layers.items()):
-        for inputs, targets in examples.batches(BATCH, device=device):
+        for inputs, targets in examples.batches(size, device=device):
             seen.clear()
             with torch.enable_grad(), drawing(stochastic_layers(model), None):
                 heads = likelihood.heads(call(model, inputs))

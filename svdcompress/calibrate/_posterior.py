@@ -12,11 +12,11 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from svdcompress.calibrate._curvature import Curvature
-from svdcompress.calibrate._draws import Draws, collect
+from svdcompress.calibrate._draws import CHUNK, Draws, collect
 from svdcompress.calibrate._kept import AsFunction, Kept
 from svdcompress.layers import set_posterior, variational_layers
 from svdcompress.likelihoods import Likelihood
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, fitting
 
 CERTAIN = -40.0
 """The log variance of a weight that is certain, in place of minus infinity."""
@@ -88,7 +88,8 @@ def joint_draws(
         joined = tree_map(lambda *tensors: torch.cat(tensors), *parts)
         return joined if isinstance(joined, Tensor) else torch.stack(list(joined), -1)
 
-    return collect(heads, examples, plain, device)
+    size = max(1, fitting(model, examples, CHUNK * at_once, device=device, draws=samples * at_once) // at_once)
+    return collect(heads, examples, plain, device, size)
 
 
 def low_rank(curvature: Curvature, rank: int, prior: float) -> tuple[Tensor, Tensor, Tensor]:

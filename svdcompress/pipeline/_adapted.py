@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from svdcompress.batch import call
 from svdcompress.pipeline._some import mixed
-from svdcompress.sources import Examples, batch_length
+from svdcompress.sources import Examples, batch_length, fitting
 from svdcompress.train import norms
 
 BATCH = 128
-"""Examples in each batch; the statistics are the mean over all batches."""
+"""Examples in each batch, or fewer (two at least) if they are large; the statistics are the mean over all batches."""
 
 NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -39,6 +39,7 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
         yield
         return
     model.eval()
+    size = max(2, fitting(model, examples, BATCH, device=device))
     before = [({name: getattr(layer, name).clone() for name in NAMES}, layer.momentum) for layer in layers]
     try:
         for layer in layers:
@@ -46,7 +47,7 @@ def adapted(model: nn.Module, examples: Examples, device: Any) -> Iterator[None]
             layer.momentum = None  # a plain mean over the batches
             layer.train()
         with torch.no_grad():
-            for inputs, _ in mixed(examples).batches(BATCH, device=device):
+            for inputs, _ in mixed(examples).batches(size, device=device):
                 if batch_length(inputs) > 1:  # a single example has no variance
                     call(model, inputs)
         model.eval()

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from svdcompress.batch import call, main_output
+from svdcompress.batch import call, generators_kept, main_output
 from svdcompress.errors import DataError, cause
 from svdcompress.sources import Data, Examples, FromDataset
 from svdcompress.sources.given import shown
-from svdcompress.train import generators_kept
 
 SEEN, AT_ONCE = 32, 4
 """Examples of each split that are looked at, spread over it, and how many are batched together: a `collate_fn` that pads to the

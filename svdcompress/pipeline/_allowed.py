@@ -15,7 +15,7 @@ from svdcompress.pipeline._onnx_model import OnnxModel
 from svdcompress.pipeline._some import some
 from svdcompress.recipe import Recipe
 from svdcompress.search import Budget
-from svdcompress.sources import Data, Examples
+from svdcompress.sources import Data, Examples, fitting
 from svdcompress.train import evaluate
 
 TOLERANCE = 0.1
@@ -63,7 +63,8 @@ class Allowed:
             return max(self.max_error, self.float_error)
         if not shares:
             return self.float_error * (1 + TOLERANCE / 100)
-        answers = sum(int(likelihood.counts(targets).sum()) for _, targets in self.data.validation.batches(1000))
+        size = fitting(None, self.data.validation, 1000)
+        answers = sum(int(likelihood.counts(targets).sum()) for _, targets in self.data.validation.batches(size))
         return self.float_error + max(TOLERANCE, 100 / answers)
 
     @cached_property

@@ -33,13 +33,17 @@ from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._some import some
-from svdcompress.sources import Data, Examples
+from svdcompress.sources import Data, Examples, fitting
 from svdcompress.uncertainty import mc_predict, mean_predict
 
 KEPT = "validation.safetensors"
 """The file for what a run keeps of its validation data."""
 
 CHUNK = 500
+"""Examples per batch of predictions, or fewer if they are large."""
+
+MOST_NUMBERS = 5 * 10**7
+"""The most numbers in the predictions of all examples: with one for each pixel and class, an image has millions."""
 
 MOST_MACS = 2 * 10**12
 """The most multiply-accumulates of one pass of draws over validation or test data if the recipe asks for a promise: a minute
@@ -145,11 +149,14 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
     macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        known = _known(context, data.validation, macs, asked)
+        fits = _fits(model, data, context)
+        if fits < min(len(data.validation), EXAMPLES):
+            context.note(f"{KEPT} is from {fits:,} of {len(data.validation):,} validation examples: more do not fit in memory")
+        known = _known(context, some(data.validation, fits), macs, asked)
         for who, (examples, samples) in known.items():
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
-            seen = promises_of(predict, _batches(examples, context), its)
+            seen = promises_of(predict, _batches(examples, context, model), its)
             found[who] = seen if who == "mean" else replace(seen, samples=samples)
     if line := _uneven(found["mean"], data.preprocessing.get("target")):
         context.warn(line)
@@ -218,22 +225,32 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     likelihood = own_likelihood(model, data.task, data.dim)
     macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
+        test = some(data.test, _fits(model, data, context))
         for who in ("mean", "samples"):
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:
                 continue
             samples = promises[0].get("samples", SAMPLES)  # as for the promise: it holds for no other number
-            examples = some(data.test, EXAMPLES) if who == "mean" else within(data.test, samples, macs)
+            examples = some(test, EXAMPLES) if who == "mean" else within(test, samples, macs)
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
             # Predicted once: draws take long, and all promises need the same predictions.
-            seen = [(predict(inputs), target) for inputs, target in _batches(examples, context)()]
+            seen = [(predict(inputs), target) for inputs, target in _batches(examples, context, model)()]
             for promise in promises:
                 promise["test"] = measured(lambda prediction: prediction, lambda seen=seen: seen, its, from_dict(promise))
 
 
-def _batches(examples: Examples, context: Context) -> Any:
-    return lambda: examples.batches(CHUNK, device=context.place.device)
+def _batches(examples: Examples, context: Context, model: nn.Module) -> Any:
+    device = context.place.device
+    size = fitting(model, examples, CHUNK, device=device)
+    return lambda: examples.batches(size, device=device)
+
+
+def _fits(model: nn.Module, data: Data, context: Context) -> int:
+    """The most examples whose predictions fit in memory; EXAMPLES or fewer. model: on the run's device."""
+    inputs, _ = next(iter(data.validation.subset(torch.arange(1)).batches(1, device=context.place.device)))
+    own = own_likelihood(model, data.task, data.dim)
+    return max(1, min(EXAMPLES, MOST_NUMBERS // mean_predict(model, inputs, task=own).mean.numel()))
 
 
 def bounded(examples: Examples, macs: int, most: int = MOST_MACS) -> tuple[Examples, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +26,14 @@ from svdcompress.pipeline._open import OpenRun
 from svdcompress.pipeline._promised import sets_of
 from svdcompress.pipeline._select import bare
 from svdcompress.pipeline._some import some
-from svdcompress.sources import Data, Examples, example_inputs
+from svdcompress.sources import Data, Examples, example_inputs, fitting
 from svdcompress.train import evaluate
 from svdcompress.uncertainty import mc_predict
 
 MODEL, ONNX, MC_ONNX, DENSE, DENSE_ONNX = "model.safetensors", "model.onnx", "model_mc.onnx", "dense.safetensors", "dense.onnx"
 
 BATCH = 250
+"""Examples in a pass of a file, or fewer if they are large."""
 
 RELATIVE = 1e-3
 """How far NLL and RMSE may be off: onnxruntime and PyTorch round differently, and so do a GPU and a CPU."""
@@ -232,7 +233,8 @@ def errors(material: Material) -> Iterator[Check]:
     path = material.path(ONNX)
     data, opened = material.opened.data, material.opened
     test = data.test if material.examples is None else some(data.test, material.examples)
-    what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "tau": opened.tau, "batch_size": BATCH}
+    what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "tau": opened.tau}
+    what["batch_size"] = _fitting(lambda: material.reference or opened.model, path, material, test)
     if material.reference is None:
         stored = (material.results.get("sparse") or {}).get("metrics") or {}
     else:
@@ -251,8 +253,18 @@ def dense_errors(material: Material) -> Iterator[Check]:
         stored.pop("nll", None)
     if not stored:
         raise Skip("the report has no figures for the test data")
-    what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "batch_size": BATCH}
+    what = {"task": data.task, "scale": data.target_scale, "dim": data.dim}
+    what["batch_size"] = _fitting(lambda: material.opened.dense, path, material, data.test)
     yield from _as_stored(stored, DENSE_ONNX, path, material, data.test, what)
+
+
+def _fitting(model: Callable[[], nn.Module], file: Path, material: Material, test: Examples) -> int:
+    """Examples in a pass of a file, judged by the PyTorch model, or by the size of the inputs if that cannot be loaded."""
+    try:
+        made = model()
+    except Exception:  # damaged or missing: other checks say so
+        made = OnnxModel(file, material.units)
+    return fitting(made, test, BATCH)
 
 
 def _as_stored(

@@ -62,6 +62,11 @@ class Context:
         seconds[name] = seconds.get(name, 0.0) + time.monotonic() - self._began
         self.state.put(seconds=seconds, unfinished={key: took for key, took in self._unfinished().items() if key != name})
 
+    @property
+    def stage_now(self) -> str:
+        """The name of the stage under way, or of the last one; "" before the first."""
+        return self._stage
+
     def check(self, where: str) -> None:
         """Raises Interrupted if asked to stop: for minutes of work outside training. where: such as "while it chose"."""
         if self.stop():

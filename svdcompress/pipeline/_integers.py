@@ -21,12 +21,16 @@ from svdcompress.pipeline._allowed import Allowed, told
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._onnx_model import OnnxModel, arrays_of, open_session
 from svdcompress.pipeline._some import some
-from svdcompress.sources import Data, Examples, example_inputs
+from svdcompress.sources import Data, Examples, example_inputs, fitting
 from svdcompress.train import evaluate
 
 CALIBRATION, BATCH = 320, 32
 """Training examples, from all over the data (files are often sorted by class), for the ranges of activations, and how many at
 once."""
+
+
+TOGETHER = 250
+"""Examples in a pass of two files that are compared, or fewer if they are large."""
 
 
 @dataclass
@@ -101,7 +105,7 @@ def beside(path: Path, other: Path, data: Data, units: Baked) -> dict[str, Any]:
     found: dict[str, Any] = {"metrics": evaluate(models[0], data.test, **told(data))}
     likelihood = likelihood_for(data.task, data.dim)
     same, total, squares, outputs = 0, 0, 0.0, []
-    for inputs, _ in data.test.batches(250):
+    for inputs, _ in data.test.batches(fitting(models[0], data.test, TOGETHER)):
         ours, theirs = (main_output(call(model, inputs)) for model in models)
         if likelihood.probabilities:
             answers = [_answers(output, data.dim if likelihood.classes else None) for output in (ours, theirs)]

@@ -21,7 +21,8 @@ TEMPERED = 20_000
 alone tell enough, unless several are of one example: then its mean NLL is taken as it is."""
 
 TRAINED = 5000
-"""Training examples that the NLL is computed on, in addition to the validation examples."""
+"""Training examples that the NLL is computed on, in addition to the validation examples; fewer with several targets each, so
+that these have TEMPERED targets in all."""
 
 
 def judged(model: nn.Module, examples: Any, data: Any, device: Any, *, errors_alone: bool = False) -> Losses:
@@ -53,7 +54,8 @@ def _tempered(model: nn.Module, examples: Any, train: Any, likelihood: Likelihoo
     plain = likelihood.plain()
     held = draws_of(model, examples, likelihood, device=device)
     knob = fit_knob(plain, held)[0]
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:TRAINED]
+    count = min(TRAINED, max(1, TEMPERED * len(examples) // held.total))
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:count]
     rows = []
     for draws in (held, draws_of(model, train.subset(order.sort().values), likelihood, device=device)):
         each, count = nll_rows(plain, draws, knob), draws.owner.bincount()

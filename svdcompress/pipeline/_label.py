@@ -11,7 +11,7 @@ from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._figures import there
 from svdcompress.pipeline._loss import no_classes
 from svdcompress.pipeline._tokens import unlabelled_dim
-from svdcompress.sources import Data, InMemory
+from svdcompress.sources import Data, InMemory, fitting
 
 BATCH, FEW = 500, 2
 
@@ -46,7 +46,8 @@ def label(data: Data, model: nn.Module, trained: bool, device: torch.device | st
         examples = getattr(data, name)
         answers = []
         with there(torch.device(device), model):
-            for inputs, _ in InMemory(examples.inputs, examples.targets).batches(BATCH, device=device):
+            plain = InMemory(examples.inputs, examples.targets)
+            for inputs, _ in plain.batches(fitting(model, plain, BATCH, device=device), device=device):
                 output = main_output(whole := call(model, inputs))
                 if classes and output.dim() < 2:
                     said = f"an output of shape {tuple(output.shape)} has no dimension of classes"

@@ -12,7 +12,7 @@ from svdcompress.errors import ModelError, RecipeError, SvdcError
 from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
 from svdcompress.objective import sums
 from svdcompress.recipe import LossSection, Recipe
-from svdcompress.sources import IGNORED, Data, batch_length
+from svdcompress.sources import IGNORED, Data, batch_length, fitting
 from svdcompress.sources.given import shown
 from svdcompress.train import evaluate
 
@@ -49,7 +49,7 @@ def class_weights(section: LossSection, data: Data, model: nn.Module, inputs: An
 
 def _targets(examples: Any) -> Tensor:
     held = getattr(examples, "targets", None)
-    return held if held is not None else torch.cat([targets for _, targets in examples.batches(BATCH)])
+    return held if held is not None else torch.cat([targets for _, targets in examples.batches(fitting(None, examples, BATCH))])
 
 
 @torch.no_grad()

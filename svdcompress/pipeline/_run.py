@@ -98,12 +98,14 @@ def _stages(
 ) -> dict[str, Any]:
     recipe = recipe.model_copy(update={"out": None})  # the stored recipe must run again, elsewhere
     again = resume_command(folder, recipe)
+    context: Context | None = None
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
             state = RunState(folder, writer=place.first)
             results = RunResults(seconds=dict(state.facts.get("seconds", {})))
             with first_training(threads, state, results, say):
-                return run_stages(Context(recipe, folder, place, bars, stop, say, state, results))
+                context = Context(recipe, folder, place, bars, stop, say, state, results)
+                return run_stages(context)
         except Interrupted as error:
             raise Interrupted(f"{error} Continue with: {again}") from None
         except NotFinite as error:
@@ -122,10 +124,30 @@ def _stages(
                 raise type(error)(f"{str(error).rstrip('.')}{mend}") from error
             if out_of_memory(error):
                 raise TrainingError(
-                    "out of memory: lower train.batch_size (accumulate makes up for it) and uncertainty.samples, or use a "
-                    f"machine or device with more.{f' What was trained is kept: {again}' if kept else ''}"
+                    f"out of memory{_for_memory('' if context is None else context.stage_now)}, or use a machine or device "
+                    f"with more.{f' What was trained is kept: {again}' if kept else ''}"
                 ) from error
             if isinstance(error, OSError):
                 where = f"{error.filename}: " if error.filename else ""
                 raise OutputError(f"{where}{error.strerror or error}{mend}") from error
             raise
+
+
+BATCHES = "lower {}.batch_size (accumulate makes up for it)"
+
+LESS = {
+    "dense": BATCHES.format("dense"),
+    "search": f"{BATCHES.format('train')} and recover.batch_size, or set search.reconstruct=off",
+    "train": BATCHES.format("train"),
+    "recover": BATCHES.format("recover"),
+    "calibrate": "set calibrate.posterior=variational and calibrate.temperature=false, or use fewer validation examples "
+    "(data.validation)",
+    "figures": "lower uncertainty.samples, or use fewer test examples (data.limit)",
+}
+"""What takes less memory, by the stage that ran out of it. Stages that are not here have nothing to lower."""
+
+
+def _for_memory(stage: str) -> str:
+    """The stage that ran out of memory, and what helps there."""
+    said = f" in the stage {stage}" if stage else ""
+    return f"{said}: {LESS.get(stage, 'use smaller inputs (data.transform), or fewer of them (data.limit)')}"

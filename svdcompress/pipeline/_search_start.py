@@ -17,6 +17,7 @@ from svdcompress.pipeline._skill import EXAMPLES
 from svdcompress.pipeline._some import some
 from svdcompress.recipe import MEASURES, Recipe
 from svdcompress.search import Budget, Losses
+from svdcompress.sources import fitting
 
 UNITS = {"weight": 0.8, "input": 0.1, "output": 0.1}
 """Shares for a search for smaller shapes if the recipe judges single weights only."""
@@ -137,8 +138,8 @@ def _unsure(data: Any, found: Losses) -> bool:
 def _spread(data: Any) -> float:
     """The standard deviation of a regression's targets on the validation data, 0 if it is not known."""
     try:
-        seen = some(data.validation, EXAMPLES).batches(EXAMPLES)
-        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen])
+        seen = some(data.validation, EXAMPLES)
+        targets = torch.cat([t.reshape(len(t), -1) for _, t in seen.batches(fitting(None, seen, EXAMPLES))])
     except RuntimeError:  # targets of different shapes
         return 0.0
     scale = 1.0 if data.target_scale is None else data.target_scale[1]

@@ -11,7 +11,7 @@ from torch import nn
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._linear import linear_fit
 from svdcompress.pipeline._some import some
-from svdcompress.sources import Data, Examples, InMemory
+from svdcompress.sources import Data, Examples, InMemory, fitting
 from svdcompress.train import evaluate
 
 EXAMPLES = 2000
@@ -76,7 +76,7 @@ def _blind(data: Data, seen: Examples) -> dict[str, float]:
     """The figures of the best single answer to all of the examples; {} if there is none."""
     likelihood = likelihood_for(data.task, data.dim)
     try:
-        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen.batches(EXAMPLES)])
+        targets = torch.cat([targets.reshape(len(targets), -1) for _, targets in seen.batches(fitting(None, seen, EXAMPLES))])
         return likelihood.blind(targets, 1.0 if data.target_scale is None else data.target_scale[1])
     except RuntimeError:  # for example, targets of different shapes: no answer fits all
         return {}

@@ -12,12 +12,13 @@ from typing import Any
 from torch import nn
 
 from svdcompress import report
+from svdcompress.batch import generators_kept
 from svdcompress.errors import UsageError
 from svdcompress.pipeline._open import open_run
 from svdcompress.pipeline._run import run
 from svdcompress.recipe import WITHOUT_RECIPE, Recipe, changed, load_recipe
 from svdcompress.sources.given import given
-from svdcompress.train import broadcast, find_place, generators_kept
+from svdcompress.train import broadcast, find_place
 
 NOT_THEIRS: dict[str, Any] = {
     "model.args": {},

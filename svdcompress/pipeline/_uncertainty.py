@@ -14,10 +14,11 @@ from torch import nn
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline._doubts import doubts
 from svdcompress.pipeline._some import places, some
-from svdcompress.sources import Data, Examples
+from svdcompress.sources import Data, Examples, fitting
 from svdcompress.uncertainty import fit_tau, gather, mc_predict, mean_predict, quality, regression_quality, reliability
 
 CHUNK = 500
+"""Examples per batch of predictions, or fewer if they are large."""
 
 SHARE, LEAST = 0.2, 30.0
 """The time that "auto" allows for the figures: this fraction of the seconds of training, and at least this many seconds."""
@@ -56,8 +57,9 @@ def uncertainty(
             f"sparse, {samples} samples": partial(mc_predict, small, samples=samples, generator=generator, task=own),
         }
         figures, diagrams = {}, {}
+        size = min(fitting(model, data.test, CHUNK, device=device) for model in (dense, small))
         for name, predict in contenders.items():
-            found = gather(predict, lambda: test.batches(CHUNK, device=device), likelihood)
+            found = gather(predict, lambda: test.batches(size, device=device), likelihood)
             if likelihood.probabilities:
                 known_of_weights = found.scores.get("mutual_information")
                 spread = {} if known_of_weights is None else {"mutual_information": float(known_of_weights.mean())}
@@ -66,7 +68,7 @@ def uncertainty(
                 continue
             variance = found.variance
             if likelihood.constant_noise:
-                fitted = gather(predict, lambda: known.batches(CHUNK, device=device), likelihood)
+                fitted = gather(predict, lambda: known.batches(size, device=device), likelihood)
                 variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
             scale = 1.0 if data.target_scale is None else data.target_scale[1]
             figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
@@ -129,7 +131,9 @@ def _seconds(model: nn.Module, data: Data, samples: int, what: dict[str, Any]) -
     """Seconds per sample of one example, in a batch of many; the first trial is only a warm-up."""
     each = 0.0
     device = next(model.parameters()).device
+    size = fitting(model, data.test, CHUNK, device=device)
     for index, (count, draws) in enumerate(TRIALS):
+        count = min(count, size)
         inputs, _ = next(iter(_first(data.test, count).batches(count, device=device)))
         draws = min(draws, samples)
         started = time.perf_counter()

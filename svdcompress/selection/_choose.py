@@ -18,13 +18,14 @@ from svdcompress.prune import count_means
 from svdcompress.recipe import Recipe
 from svdcompress.relevance import Masks, hold, relevance
 from svdcompress.selection._rule import rule
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, fitting
 
 CURVE = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 """Thresholds for which the validation error is plotted."""
 
 CONSTANT_BATCH = 256
-"""The number of examples whose outputs are compared to see whether a model still distinguishes inputs."""
+"""The number of examples whose outputs are compared to see whether a model still distinguishes inputs; fewer if they
+are large."""
 
 Validate = Callable[[nn.Module], dict[str, float]]
 
@@ -126,7 +127,7 @@ def check_some_left(model: nn.Module, masks: Masks, examples: Examples) -> None:
     empty = [layer.name for layer in masks.layers if not layer.kept]
     if not empty:
         return
-    inputs, _ = next(iter(examples.batches(CONSTANT_BATCH)))
+    inputs, _ = next(iter(examples.batches(max(2, fitting(model, examples, CONSTANT_BATCH)))))
     with _held(model, masks):
         output = main_output(call(model, inputs))
     if len(output) > 1 and bool((output - output[:1]).abs().max() <= 1e-6 * output.abs().max()):

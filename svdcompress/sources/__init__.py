@@ -9,6 +9,7 @@ from svdcompress.sources._arrays import INPUTS, TARGETS
 from svdcompress.sources._check import check_finite
 from svdcompress.sources._data import READERS, Data, check_labels, open_data, preprocess
 from svdcompress.sources._examples import Examples, FromDataset, InMemory, batch_length, example_inputs, split_batch
+from svdcompress.sources._fitting import fitting
 from svdcompress.sources._images import channels_last, decode, image_files, look_at
 from svdcompress.sources._models import arrives_trained, came_in, fresh_weights, image_statistics, make_model
 from svdcompress.sources._names import import_name, is_python_name
@@ -61,6 +62,7 @@ __all__ = [
     "decode",
     "example_inputs",
     "finite_as",
+    "fitting",
     "flat_bytes",
     "frame_inputs",
     "fresh_weights",

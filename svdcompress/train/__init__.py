@@ -25,7 +25,7 @@ from svdcompress.train._progress import Bars
 from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
 from svdcompress.train._shrink import shrink
 from svdcompress.train._standing import Fit
-from svdcompress.train._state import StateFile, generators_kept, mix, seed_everything
+from svdcompress.train._state import StateFile, mix, seed_everything
 from svdcompress.train._threads import Trial, choosing, fastest
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "fastest",
     "find_place",
     "fit",
-    "generators_kept",
     "leave",
     "losses",
     "make_accelerator",

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from svdcompress.batch import call, in_eval
 from svdcompress.errors import DataError
 from svdcompress.likelihoods import Likelihood, likelihood_for
-from svdcompress.sources import Examples, like
+from svdcompress.sources import Examples, fitting, like
 from svdcompress.uncertainty import Explained
 
 EVALUATION_BATCH = 1000
+"""Examples in a pass, or fewer if their activations would take too much memory (`sources.fitting`)."""
 
 
 @torch.no_grad()
@@ -23,7 +24,7 @@ def evaluate(
     task: str | Likelihood,
     *,
     device: torch.device | str = "cpu",
-    batch_size: int = EVALUATION_BATCH,
+    batch_size: int | None = None,
     tau: float | None = None,
     scale: tuple[float, float] | None = None,
     dim: int = 1,
@@ -32,6 +33,7 @@ def evaluate(
 
     classification, binary: {"error": percent, "nll"}. regression, gaussian: {"rmse", "nll", "r2"} in the target's own units;
     r2: None where no target varies (see `svdcompress.uncertainty.Explained`).
+    batch_size: examples in a pass; None: 1000, or as many as fit (see `losses`).
     tau: 1 / noise variance of a regression, in the units of the loss (None: the one that fits these examples best).
     scale: the mean and standard deviation by which the targets were standardized.
     dim: the dimension of the output that holds the classes; positions of the class -100 do not count.
@@ -66,7 +68,7 @@ def losses(
     task: str | Likelihood,
     *,
     device: torch.device | str = "cpu",
-    batch_size: int = EVALUATION_BATCH,
+    batch_size: int | None = None,
     dim: int = 1,
     explained: Explained | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,13 +76,16 @@ def losses(
     errors, negative log likelihoods (for a regression squared errors again, as its noise is not known here), and how many
     numbers these are sums of.
 
+    batch_size: examples in a pass; None: 1000, or as many as fit: fewer of large images, whose activations would take
+        gigabytes, judged by a trial pass of the first example (`svdcompress.sources.fitting`).
     dim: as for `evaluate`; an example whose positions all have the class -100 has 0 numbers. explained: also receives the
     values of each batch.
     """
     likelihood = task if isinstance(task, Likelihood) else likelihood_for(task, dim)
+    size = fitting(model, examples, EVALUATION_BATCH, device=device) if batch_size is None else batch_size
     parts = []
     with in_eval(model):
-        for inputs, targets in examples.batches(batch_size, device=device):
+        for inputs, targets in examples.batches(size, device=device):
             output = call(model, inputs)
             each = likelihood.figures(output, targets)
             if explained is not None:

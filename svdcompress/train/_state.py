@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,21 +34,6 @@ def seed_everything(*parts: int | str) -> None:
         numpy.random.seed(mixed)
     except ImportError:
         pass
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the generators of torch (including those of GPUs), numpy and random when the body ends."""
-    numpy = sys.modules.get("numpy")
-    others = random.getstate(), None if numpy is None else numpy.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(others[0])
-        if numpy is not None:
-            numpy.random.set_state(others[1])
 
 
 class StateFile:
