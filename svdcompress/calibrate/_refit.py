@@ -16,7 +16,11 @@ from svdcompress.calibrate._kept import held
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import Likelihood
 from svdcompress.objective import ELBO
-from svdcompress.sources import Examples
+from svdcompress.sources import Examples, fitting
+
+BATCH, KEPT = 100, 8
+"""Examples in a batch, or fewer if those of this many batches would not fit into a pass without gradients: with gradients, the
+outputs of all layers are kept."""
 
 Fit = Callable[[nn.Module], Any]
 """Trains a model in place."""
@@ -32,7 +36,7 @@ def refit(
     means: bool = True,
     lr: float = 1e-3,
     lr_log_sigma2: float = 3e-2,
-    batch_size: int = 100,
+    batch_size: int | None = None,
     seed: int = 0,
     device: Any = "cpu",
     fit: Fit | None = None,
@@ -40,8 +44,8 @@ def refit(
     """A copy of the model, trained for `epochs` more epochs with the ELBO (Kingma & Welling 2014) and its masks frozen.
 
     beta: 1 is the bound itself; the beta that pruned the network may be another. means: False trains only the variances, so
-    that the mean model does not change. fit: the caller's own training in place of this loop (Adam, learning rates that fall
-    linearly to 0).
+    that the mean model does not change. batch_size: None is 100, or fewer if examples are large. fit: the caller's own training
+    in place of this loop (Adam, learning rates that fall linearly to 0).
     """
     model = copy.deepcopy(model).to(device)
     layers = [layer for _, layer in variational_layers(model)]
@@ -57,6 +61,8 @@ def refit(
     others = [p for p in model.parameters() if id(p) not in theirs and p.requires_grad]
     groups = [{"params": variances, "lr": lr_log_sigma2}, *([{"params": others, "lr": lr}] if means else [])]
     optimizer = torch.optim.Adam(groups)
+    if batch_size is None:
+        batch_size = max(1, fitting(model, examples, BATCH * KEPT, device=device) // KEPT)
     steps = epochs * math.ceil(len(examples) / batch_size)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
     elbo = ELBO(model, likelihood.loss, len(examples), beta)

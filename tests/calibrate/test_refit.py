@@ -9,6 +9,7 @@ from calibration_data import examples_of, mlp_classifier, sparse
 from scipy import optimize
 from torch import nn
 
+from svdcompress import batch
 from svdcompress.calibrate import fit_scale, held, log_variances, refit
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.train import evaluate
@@ -103,3 +104,20 @@ def test_parts_of_a_model_that_stand_in_eval_stay_there():
     assert [module.training for module in model.modules()] == before
     evaluate(model, examples_of(x, y), "classification")
     assert [module.training for module in model.modules()] == before
+
+
+@pytest.mark.parametrize(("widest", "size"), [(10**6, 100), (8 * 7 * 40, 40), (8 * 7 * 10, 10), (3, 1)])
+def test_large_examples_go_in_smaller_batches(monkeypatch, widest, size):
+    """The widest layer has 7 outputs; with gradients, a batch counts 8 times."""
+    monkeypatch.setattr(batch, "WIDEST", widest)
+    model, pair = mlp_classifier(n=120)
+    examples = examples_of(*pair)
+    sizes, batches = [], examples.batches
+
+    def noted(count, **how):
+        sizes.append(count)
+        return batches(count, **how)
+
+    monkeypatch.setattr(examples, "batches", noted)
+    refit(model, examples, likelihood_for("classification"), epochs=1)
+    assert sizes == [size]
