@@ -16,9 +16,9 @@ def cured(file: Path, by: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        raise _resumable(f"{str(error).rstrip('.')}; {by}") from error
+        raise resumable(f"{str(error).rstrip('.')}; {by}") from error
     except (KeyError, TypeError) as error:
-        raise _resumable(f"{file}: damaged ({shortened(f'{type(error).__name__}: {error}')}); {by}") from error
+        raise resumable(f"{file}: damaged ({shortened(f'{type(error).__name__}: {error}')}); {by}") from error
 
 
 def check_kept(files: Iterable[Path], search: Path) -> None:
@@ -27,12 +27,13 @@ def check_kept(files: Iterable[Path], search: Path) -> None:
     by = f"remove {search} to search again"
     for file in files:
         if not file.is_file():
-            raise _resumable(f"{file}: missing, or from an earlier version; {by}")
+            raise resumable(f"{file}: missing, or from an earlier version; {by}")
         with cured(file, by):
             checkpoint.read_manifest(file)
 
 
-def _resumable(text: str) -> CheckpointError:
+def resumable(text: str) -> CheckpointError:
+    """An error after which the run can be resumed: the message that a user sees ends with the command for it."""
     error = CheckpointError(text)
     error.resumable = True
     return error

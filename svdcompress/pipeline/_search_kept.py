@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from svdcompress import report
-from svdcompress.errors import CheckpointError, shortened
+from svdcompress.errors import CheckpointError, explained, shortened
 from svdcompress.files import parse_json, write_atomically
+from svdcompress.pipeline._damaged import resumable
+from svdcompress.pipeline._search_schema import Stored
 from svdcompress.search import Trial
 
 
@@ -39,27 +43,31 @@ class Kept:
         """The trials that the strategy asked for, without the one that only recovered further."""
         return [trial for trial in self.trials if trial.continues is None]
 
-    def read(self) -> Kept:
-        """Fill in what is stored, if anything; returns itself. Raises CheckpointError for a damaged file."""
-        if self.file.is_file():
-            try:
-                stored = parse_json(self.file.read_bytes())
-                self.trials = [Trial.of(each) for each in stored["trials"]]
-                self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
-                self.pruning = {int(number): found for number, found in stored["pruning"].items()}
-                self.said = {kind: [str(line) for line in lines] for kind, lines in stored.get("said", {}).items()}
-                self.seconds = float(stored["seconds"])
-                if (dense := stored.get("dense")) is not None:  # absent in states of earlier versions
-                    costs = {name: n if type(n) is int else float(n) for name, n in dense["costs"].items()}  # as reported
-                    self.dense = {"costs": costs, "measured": dict(dense["measured"])}
-                if (least := stored.get("least")) is not None:  # also absent there
-                    self.least = float(least)
-                self.doubted = [str(line) for line in stored.get("doubted", [])]
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                reason = shortened(f"{type(error).__name__}: {error}")
-                folder = self.file.parent
-                raise CheckpointError(f"{self.file}: damaged ({reason}); remove {folder} to search again") from error
+    def read(self, measure: str | None = None) -> Kept:
+        """Fill in what is stored, if anything; returns itself. measure: that of the search, of which each trial must have a
+        cost (None: what trials need besides their own fields is not checked). Raises CheckpointError for a damaged file."""
+        if not self.file.is_file():
+            return self
+        try:
+            stored = parse_json(self.file.read_bytes())
+            if (wrong := Stored.model_validate(stored).contradiction(measure)) is not None:
+                raise self._damaged(wrong)
+        except ValidationError as error:
+            raise self._damaged(explained(error)) from error
+        except ValueError as error:
+            raise self._damaged(shortened(f"{type(error).__name__}: {error}")) from error
+        self.trials = [Trial.of(each) for each in stored["trials"]]
+        self.epochs = {int(number): rows for number, rows in stored["epochs"].items()}
+        self.pruning = {int(number): found for number, found in stored["pruning"].items()}
+        self.said = stored.get("said", {})
+        self.seconds = float(stored["seconds"])
+        self.dense = stored.get("dense")  # its counts are whole numbers, as reported; absent in states of earlier versions
+        self.least = stored.get("least")  # also absent there
+        self.doubted = stored.get("doubted", [])
         return self
+
+    def _damaged(self, reason: str) -> CheckpointError:
+        return resumable(f"{self.file}: damaged ({reason}); remove {self.file.parent} to search again")
 
     def write(self) -> None:
         """Write the current state to the file."""

@@ -63,7 +63,7 @@ class Trials:
         self.goal: Goal | None = None if settings.goal is None else parse_goal(settings.goal)
         self.measure = Measure(objective_of(recipe), recipe, opened.data, opened.inputs)
         self.folder = context.state.folder / "search"
-        self.kept = Kept(self.folder / "trials.json").read()
+        self.kept = Kept(self.folder / "trials.json").read(self.measure.name)
         cooled_files = [kept_file(self.folder, trial.root) for trial in self.kept.trials]
         check_kept([*cooled_files, *map(self._model_file, self.kept.pruning)], self.folder)
         self.fitted_to = 0  # before the path makes the model smaller: a resumed search has to take as many
@@ -216,12 +216,16 @@ class Trials:
         self._done(trial, small, [] if fit is None else fit.history, folder)
 
     def _done(self, trial: Trial, small: Small, epochs: list[dict[str, Any]], folder: Path) -> None:
+        finite = trial.finite
+        if not finite:  # JSON has no such numbers, and a resumed search has to go on with the same
+            trial = replace(trial, **_lost_all(self.judged), estimate=None, at_most=None)
         self.kept.trials.append(trial)
         self.kept.pruning[trial.number] = small.pruning
         self.kept.epochs[trial.number] = epochs
         self._spend()
         shutil.rmtree(folder)
-        self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given))
+        told = f"trial {trial.number}: answers that are not finite, so it counts as a trial of which nothing is left"
+        self._say(told_trial(trial, self.measure.name, self.costs, self.judged, self.budget.given) if finite else told)
 
     def _ask(self, number: int, pressure: float, target: float) -> Ask:
         at_once = pressure <= UNPRESSED and self._reconstructor is not None
@@ -269,18 +273,10 @@ class Trials:
 
     def _nothing_left(self, number: int, pressure: float, target: float, started: float, epochs: list[dict[str, Any]]) -> None:
         """Record a trial that was left with one and the same answer to all inputs: dense model's size, drop of 100."""
-        error = self.judged.error + 100 if self.judged.probabilities else 2 * self.judged.error
-        lost = {
-            "error": error,
-            "drop": 100.0,
-            "upper": 100.0,
-            "allowed": min(self.allowed, 1e9),
-            "met": False,
-            "metrics": {"error": error, "nll": NOTHING},
-        }
         where = {"number": number, "pressure": pressure, "beta": self.path.beta(pressure)}
         sizes: dict[str, Any] = {"ratio": math.log2(self._dense_size / target), "natural": 1.0, "costs": dict(self.costs)}
-        self.kept.trials.append(Trial(**where, **sizes, **lost, threshold=None, seconds=time.monotonic() - started))
+        lost = {**_lost_all(self.judged), "allowed": min(self.allowed, 1e9), "seconds": time.monotonic() - started}
+        self.kept.trials.append(Trial(**where, **sizes, **lost, threshold=None))
         self.kept.epochs[number] = epochs
         self._spend()
         self._say(
@@ -358,3 +354,9 @@ class Trials:
 
 def _stored(selection: Selection) -> dict[str, Any]:
     return {"asked": selection.asked, "target": selection.target, **(selection.way or {})}
+
+
+def _lost_all(judged: Losses) -> dict[str, Any]:
+    """How a trial of which nothing is left is judged. judged: the dense model's losses."""
+    error = judged.error + 100 if judged.probabilities else 2 * judged.error
+    return {"error": error, "drop": 100.0, "upper": 100.0, "met": False, "metrics": {"error": error, "nll": NOTHING}}

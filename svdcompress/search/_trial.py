@@ -54,8 +54,15 @@ class Trial:
 
     @property
     def empty(self) -> bool:
-        """Whether the model was left with one and the same answer to all inputs; no model is kept of such a trial."""
+        """Whether the model was left with one and the same answer to all inputs (then no model is kept of the trial), or with
+        answers that are not finite."""
         return self.metrics.get("nll", 0.0) >= NOTHING
+
+    @property
+    def finite(self) -> bool:
+        """Whether its error, NLL and drop are numbers, which JSON can hold."""
+        known = (self.error, self.drop, self.metrics.get("nll", 0.0), self.drop if self.estimate is None else self.estimate)
+        return all(map(math.isfinite, known))
 
     @property
     def lost(self) -> float:

@@ -104,6 +104,21 @@ def test_of_a_search(searched, undisturbed, tmp_path, monkeypatch, name, harm, a
     assert found.keys() == undisturbed.keys() and all(torch.equal(found[key], undisturbed[key]) for key in found)
 
 
+def test_of_a_trials_figures(searched, tmp_path, monkeypatch):
+    """A state without what a search decides by would fail only once all trials are made."""
+    recipe, out = searched[0], tmp_path / "run"
+    shutil.copytree(searched[1], out)
+    file = out / "state" / "search" / "trials.json"
+    content = json.loads(file.read_text())
+    del content["trials"][0]["costs"]["parameters"]
+    file.write_text(json.dumps(content))
+    seen = stopping(monkeypatch, None)
+    said = rf"trials\.json: damaged \(trials\.0\.costs\.parameters: .*\); {ANEW}\. .*--resume --out"
+    with pytest.raises(CheckpointError, match=said):
+        run(recipe, out, resume=True)
+    assert seen == [] and file.is_file()
+
+
 def test_of_a_run_without_a_search(tiny_recipe, tmp_path):
     recipe = searching(tiny_recipe, "train.epochs=2", "recover.epochs=2")
     _, out = begun(recipe, tmp_path / "run", "recover")

@@ -33,6 +33,14 @@ def test_a_loss_that_is_no_number_is_the_largest():
     assert trial(1, 2.0, 0.3, 100).lost == 0.3
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_whether_a_trial_has_numbers(value):
+    one = replace(trial(1, 2.0, 0.3, 100), estimate=0.1)
+    assert one.finite and replace(one, estimate=None, upper=None, at_most=math.inf).finite
+    for broken in ({"error": value}, {"drop": value}, {"estimate": value}, {"metrics": {"nll": value}}):
+        assert not replace(one, **broken).finite
+
+
 def search(drop_of, start, most=20):
     """Trials until nothing more can be learned, with a known drop at each size."""
     trials = []
