@@ -16,7 +16,7 @@ from svdcompress.cli import _settings as s
 from svdcompress.cli._common import Debug, Device, Json, announce_code, err_console, out_console, print_json
 from svdcompress.cli._experiment import experiment
 from svdcompress.cli._threads import number_is_set
-from svdcompress.errors import TrustError, UsageError
+from svdcompress.errors import TrustError, UsageError, shortened
 
 if TYPE_CHECKING:
     from svdcompress.recipe import Recipe
@@ -187,11 +187,23 @@ def sparsify(
     if json and results:
         print_json({**results, "out": str(folder)})
     elif results and not quiet:
-        from svdcompress import report
-
-        report.table(results, out_console(), folder)
+        _show_table(results, folder, debug)
         out_console().print(next_steps(made, folder), highlight=False, markup=False, soft_wrap=True)
     leave()
+
+
+def _show_table(results: dict[str, Any], folder: Path, debug: bool) -> None:
+    """Print a run's table; a failure becomes a warning, as with any figure: all files are written."""
+    from svdcompress import report
+
+    try:
+        report.table(results, out_console(), folder)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        if debug:
+            err_console().print_exception()
+        reason = shortened(f"{type(error).__name__}: {error}")
+        told = f"warning: no table ({reason}); the files in {folder} are not affected"
+        err_console().print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def next_steps(made: Recipe, folder: Path) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from svdcompress import convert, cost, report
-from svdcompress.errors import DataError, ExportError
+from svdcompress.errors import DataError, ExportError, OutputError
 from svdcompress.pipeline import _finish, _onnx, _uncertainty, run
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._uncertainty import _plan, _text, seconds_for, uncertainty
@@ -49,6 +49,17 @@ def test_figures_that_fail_cost_no_files(tiny_recipe, tmp_path, monkeypatch):
     assert stored["failed"] == results["failed"] and not (folder / "state").exists()
     assert stored["sparse"]["bytes"] == (folder / "model.onnx").stat().st_size
     report.table(results)  # shows what is available
+
+
+def test_a_page_that_cannot_be_written_leaves_a_run_that_can_be_resumed(tiny_recipe, tmp_path, monkeypatch):
+    recipe, folder = load_recipe(tiny_recipe_file(tiny_recipe, tmp_path), SHORT), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "write", failing(OutputError("report.html: cannot be written: No space left on device")))
+        with pytest.raises(OutputError, match=r"No space left on device.*--resume --out"):
+            run(recipe, folder)
+    assert (folder / "state" / "run.json").is_file() and not (folder / "report.html").exists()
+    run(recipe, folder, resume=True)
+    assert (folder / "report.html").is_file() and not (folder / "state").exists()
 
 
 def tiny_recipe_file(recipe, folder):
