@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle  # for its error and its protocol; nothing is unpickled here  # nosec B403
+import shlex
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,10 @@ from torch import Tensor, nn
 
 from svdcompress.errors import CheckpointError, explained, shortened
 from svdcompress.files import memory, parse_json
+from svdcompress.sources._prefixes import absent, bare, fitting, unwrapped
 
 NESTED = ("state_dict", "model_state_dict", "model", "module", "net", "ema")
 """Keys under which training scripts keep the weights next to other things."""
-
-WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""Prefixes that DataParallel, torch.compile and Lightning put before each name; stripped if the names then fit."""
 
 LISTED = 8
 
@@ -41,17 +40,19 @@ def load_weights(
 
     path: .safetensors, a `.safetensors.index.json` or a folder with one (sharded), or a .pt/.pth file, which is read with
         weights only: a file whose pickle would run code is refused.
-    strip_prefix: removed from the start of each name that has it. Weights nested under `state_dict` or `model`, and the
-        prefixes of DataParallel and torch.compile, are found without it.
-    notes: gets a line about other weights in the file, and about a prefix that none of its names has.
+    strip_prefix: removed from the start of each name that has it; if some have it, only these are taken. Weights nested under
+        `state_dict` or `model`, and the prefixes of DataParallel, torch.compile and Lightning, alone or around one another, are
+        found without it.
+    notes: gets a line about other weights in the file, about names without the prefix, and about a prefix that no name has.
 
     Raises CheckpointError for a file that is missing, empty, truncated or unsafe, and for weights that are of another model
-    (it lists missing and unexpected names and wrong shapes) or not finite; the model is then unchanged.
+    (it lists missing and unexpected names and wrong shapes, and prefixes that would help) or not finite; the model is then
+    unchanged.
     """
     path = Path(path)
-    state, told = _stored(path, model, strip_prefix)
+    state, told, stored = _stored(path, model, strip_prefix)
     state = _migrated(state, model)
-    _check(state, model, path, told)
+    _check(state, model, path, told, stored)
     if notes is not None:
         notes += told
     model.load_state_dict(state, strict=False)
@@ -66,17 +67,17 @@ def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = No
     the model's numbers are in the file, or if a shape differs.
     """
     path = Path(path)
-    state, told = _stored(path, model, strip_prefix)
+    state, told, stored = _stored(path, model, strip_prefix)
     own = model.state_dict()
     fits = {name: tensor for name, tensor in state.items() if name in own}
     if 2 * sum(own[name].numel() for name in fits) < sum(tensor.numel() for tensor in own.values()):
-        _check(state, model, path, told)  # which lists the names
-    _check({**own, **fits}, model, path, told)
+        _check(state, model, path, told, stored)  # which lists the names
+    _check({**own, **fits}, model, path, told, {})
     model.load_state_dict(fits, strict=False)
     new = [name for name in own if name not in fits and not name.endswith("num_batches_tracked")]
     unused = [name for name in state if name not in own]
     return told + [
-        f"{path.name}: {len(names)} {what}: {', '.join(shortened(name, 120) for name in names[:4])}{' ...' * (len(names) > 4)}"
+        f"{path.name}: {len(names)} {what}: {_first(names)}"
         for names, what in (
             (new, "tensors are not in it and keep their initial values"),
             (unused, "of its tensors are not used"),
@@ -197,14 +198,23 @@ def _read_torch(path: Path) -> Any:
 
 
 def _check_zip(path: Path) -> None:
-    """Raises CheckpointError for an archive that unpacks to more than this machine's memory; PyTorch's own are uncompressed."""
+    """Raises CheckpointError for a TorchScript archive, and for one that unpacks to more than this machine's memory.
+
+    PyTorch's own archives are uncompressed.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
+            members = archive.infolist()
     except Exception:  # not an archive: an older file or a damaged one; torch.load tells them apart
         return
+    size = sum(member.file_size for member in members)
     if size > path.stat().st_size + 2**20 and size > memory():
         raise CheckpointError(f"weights: {path}: unpacks to {size:,} bytes, more than this machine has memory for")
+    if any(member.filename.partition("/")[2] == "constants.pkl" for member in members):  # as torch.load recognizes them
+        raise CheckpointError(
+            f"weights: {path}: a TorchScript archive; save its weights: "
+            f"torch.save(torch.jit.load({path.name!r}).state_dict(), 'weights.pt')"
+        )
 
 
 def _is_pickle(path: Path) -> bool:
@@ -213,25 +223,33 @@ def _is_pickle(path: Path) -> bool:
     return len(head) == 2 and head[0] == 0x80 and head[1] <= pickle.HIGHEST_PROTOCOL
 
 
-def _stored(path: Path, model: nn.Module, strip_prefix: str | None) -> tuple[dict[str, Tensor], list[str]]:
-    """A file's tensors by name, without prefixes, and notes about them."""
+def _stored(path: Path, model: nn.Module, strip_prefix: str | None) -> tuple[dict[str, Tensor], list[str], dict[str, Tensor]]:
+    """A file's tensors by name, without prefixes; notes about them; and all tensors beside them, with their prefixes."""
     content, way = _read(path), []
-    state = _within(content, way)
-    if state is None:
+    stored = _within(content, way)
+    if stored is None:
         for key in way:
             content = content[key]
         keys = ", ".join(map(str, list(content)[:LISTED])) if isinstance(content, Mapping) else type(content).__name__
         raise CheckpointError(f"weights: {path}: no weights found in it (it holds: {keys or 'nothing'})")
-    told = _others(content, way, state, path)
+    state, told = stored, _others(content, way, stored, path, strip_prefix or "")
     if strip_prefix:
-        if not any(name.startswith(strip_prefix) for name in state):
-            first = shortened(next(iter(state)), 120)
+        state = {name.removeprefix(strip_prefix): each for name, each in stored.items() if name.startswith(strip_prefix)}
+        rest = [name for name in stored if not name.startswith(strip_prefix)]
+        if not state:
+            state = stored
             told.append(
                 f"weights: no name in {path.name} begins with {strip_prefix!r}, so nothing is stripped (the first name is "
-                f"{first})"
+                f"{shortened(rest[0], 120)})"
             )
-        state = {name.removeprefix(strip_prefix): tensor for name, tensor in state.items()}
-    return _unwrapped(state, model), told
+        elif rest:
+            left = f"that do not begin with {strip_prefix!r} are left out ({len(rest)})"
+            told.append(f"weights: names in {path.name} {left}: {_first(rest)}")
+    return unwrapped(state, model.state_dict()), told, stored
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{', '.join(shortened(name, 120) for name in names[:4])}{' ...' * (len(names) > 4)}"
 
 
 def _within(content: Any, way: list[str]) -> dict[str, Tensor] | None:
@@ -247,11 +265,11 @@ def _within(content: Any, way: list[str]) -> dict[str, Tensor] | None:
     return None
 
 
-def _others(content: Any, way: Sequence[str], state: Mapping[str, Tensor], path: Path) -> list[str]:
+def _others(content: Any, way: Sequence[str], state: Mapping[str, Tensor], path: Path, strip_prefix: str) -> list[str]:
     """A line about other weights in the file with the same names as those that were taken, such as their averages."""
 
     def names(tensors: Mapping[str, Tensor] | None) -> set[str]:
-        return {name.removeprefix("module.") for name in tensors or ()}
+        return {bare(name.removeprefix(strip_prefix)) for name in tensors or ()}
 
     place = ""
     for key in way:
@@ -264,17 +282,6 @@ def _others(content: Any, way: Sequence[str], state: Mapping[str, Tensor], path:
                 ]
         content, place = content[key], f"{place}[{key!r}]"
     return []
-
-
-def _unwrapped(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    names = set(model.state_dict())
-    if names & set(state):
-        return state
-    for prefix in WRAPPERS:
-        stripped = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-        if names & set(stripped):
-            return stripped
-    return state
 
 
 def _migrated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -294,11 +301,10 @@ def _migrated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return copied.state_dict()
 
 
-def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequence[str]) -> None:
+def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequence[str], stored: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError for tensors that are not the model's. stored: all tensors of the file, with their prefixes."""
     own = model.state_dict()
-    loaded = {own[name].data_ptr() for name in own if name in state}
-    missing = [name for name, tensor in own.items() if name not in state and tensor.data_ptr() not in loaded]
-    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    missing = absent(state, own)
     unexpected = [name for name in state if name not in own]
     wrong = [
         f"{name} {tuple(tensor.shape)}, the model has {tuple(own[name].shape)}"
@@ -311,7 +317,8 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequenc
             if names:
                 more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
                 lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
-        if loaded and missing and not wrong:
+        lines += _prefixed(state, stored, own)
+        if missing and not wrong and any(name in state for name in own):
             lines.append("  To start training from these weights, such as an encoder under a new head, add --untrained")
         raise CheckpointError("\n".join([*lines, *(f"  {line}" for line in told)]))
     for name, tensor in state.items():
@@ -323,6 +330,15 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequenc
             )
         if not finite_as(tensor, own[name]):
             raise CheckpointError(f"weights: {path}: {name} holds values that are not finite")
+
+
+def _prefixed(state: Mapping[str, Tensor], stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """A line, if any, about prefixes after which a file has all names of a model, other than the one that was stripped."""
+    found = [p for p in fitting(stored, own) if any(stored.get(p + name) is not tensor for name, tensor in state.items())]
+    if not found:
+        return []
+    ways = " or ".join(f"--strip-prefix {shortened(shlex.quote(prefix), 120)}" for prefix in found[:4])
+    return [f"  All of the model's names are in it after a prefix. To take those, add {ways}{' ...' * (len(found) > 4)}"]
 
 
 def _same_kind(stored: torch.dtype, own: torch.dtype) -> bool:
