@@ -72,7 +72,7 @@ def start_from(model: nn.Module, path: str | Path, strip_prefix: str | None = No
     fits = {name: tensor for name, tensor in state.items() if name in own}
     if 2 * sum(own[name].numel() for name in fits) < sum(tensor.numel() for tensor in own.values()):
         _check(state, model, path, told, stored)  # which lists the names
-    _check({**own, **fits}, model, path, told, {})
+    _check({**own, **fits}, model, path, told, stored)
     model.load_state_dict(fits, strict=False)
     new = [name for name in own if name not in fits and not name.endswith("num_batches_tracked")]
     unused = [name for name in state if name not in own]
@@ -317,8 +317,9 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequenc
             if names:
                 more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
                 lines.append(f"  {title} ({len(names)}): {', '.join(shortened(n, 120) for n in names[:LISTED])}{more}")
-        lines += _prefixed(state, stored, own)
-        if missing and not wrong and any(name in state for name in own):
+        advice = _prefixed(state, stored, own)
+        lines += advice
+        if missing and not wrong and not advice and any(name in state for name in own):
             lines.append("  To start training from these weights, such as an encoder under a new head, add --untrained")
         raise CheckpointError("\n".join([*lines, *(f"  {line}" for line in told)]))
     for name, tensor in state.items():
@@ -334,7 +335,13 @@ def _check(state: dict[str, Tensor], model: nn.Module, path: Path, told: Sequenc
 
 def _prefixed(state: Mapping[str, Tensor], stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
     """A line, if any, about prefixes after which a file has all names of a model, other than the one that was stripped."""
-    found = [p for p in fitting(stored, own) if any(stored.get(p + name) is not tensor for name, tensor in state.items())]
+
+    def stripped(prefix: str) -> bool:
+        return all(
+            stored[prefix + name] is tensor if prefix + name in stored else name in own for name, tensor in state.items()
+        )
+
+    found = [prefix for prefix in fitting(stored, own) if not stripped(prefix)]
     if not found:
         return []
     ways = " or ".join(f"--strip-prefix {shortened(shlex.quote(prefix), 120)}" for prefix in found[:4])

@@ -132,8 +132,10 @@ def test_no_prefix_is_named_that_does_not_help(tmp_path, trained):
     for stored in (lacking, {"0.weight": torch.ones(3, 4)}, under("", make(5)), under("module.", make(5))):
         torch.save(stored, tmp_path / "w.pt")
         assert "--strip-prefix" not in refused(tmp_path / "w.pt")
-    torch.save(under("net.", make(5)), tmp_path / "w.pt")
-    assert "wrong shape" in (said := refused(tmp_path / "w.pt", "net.")) and "--strip-prefix" not in said
+    counted = under("net.", make(5))
+    torch.save({name: tensor for name, tensor in counted.items() if "batches" not in name}, tmp_path / "w.pt")
+    for load in (load_weights, start_from):
+        assert "wrong shape" in (said := refused(tmp_path / "w.pt", "net.", load)) and "--strip-prefix" not in said
 
 
 def test_names_beside_those_of_a_wrapper_are_told_with_the_prefix(tmp_path, trained):
@@ -164,6 +166,8 @@ def test_networks_of_two_wrappers_are_not_mixed(tmp_path, trained):
     torch.save({**part, **under("model.", trained)}, tmp_path / "w.pt")
     assert refused(tmp_path / "w.pt").endswith("add --strip-prefix model.")
     assert "missing (2): 3.weight, 3.bias" in refused(tmp_path / "w.pt", "module.")
+    torch.save({"0.weight": torch.ones(3, 4), **under("model.", trained)}, tmp_path / "mixed.pt")
+    assert refused(tmp_path / "mixed.pt").endswith("add --strip-prefix model.")
     model = make()
     assert len(start_from(model, tmp_path / "w.pt")) == 1 and same(model, trained)
 
@@ -175,26 +179,27 @@ def test_names_without_the_prefix_do_not_fill_gaps(tmp_path, trained):
     del stored["ema.3.weight"]
     torch.save(stored, tmp_path / "w.pt")
     said = refused(tmp_path / "w.pt", "ema.")
-    assert "missing (1): 3.weight" in said and "are left out (9): 0.weight" in said
+    assert "missing (1): 3.weight" in said and "are left out (9): 0.weight" in said and "add --strip-prefix" not in said
 
 
 def test_of_two_networks_the_one_of_the_models_shapes_is_named(tmp_path, trained):
     torch.save({**under("teacher.", make(5)), **under("student.", trained)}, tmp_path / "w.pt")
     assert refused(tmp_path / "w.pt").endswith("To take those, add --strip-prefix student.")
     assert "wrong shape" in (said := refused(tmp_path / "w.pt", "teacher.")) and "add --strip-prefix student." in said
+    assert refused(tmp_path / "w.pt", "teacher.", start_from) == said
     torch.save(under("teacher.", make(5)), tmp_path / "w.pt")
     assert refused(tmp_path / "w.pt").endswith("add --strip-prefix teacher.")
 
 
 def test_a_prefix_is_named_for_tied_weights_and_without_counters(tmp_path):
     def tied():
-        model = nn.ModuleDict({"a": nn.Linear(3, 3), "beside": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3)})
-        model["beside"].weight = model["a"].weight
+        model = nn.ModuleDict({"a": nn.Linear(3, 3), "another_one": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3)})
+        model["another_one"].weight = model["a"].weight
         return model
 
     own = under("net.", tied())
     del own["net.norm.num_batches_tracked"]
-    for left in ("a", "beside"):
+    for left in ("a", "another_one"):
         stored = {name: tensor for name, tensor in own.items() if name != f"net.{left}.weight"}
         torch.save(stored, tmp_path / "w.pt")
         with pytest.raises(CheckpointError, match=r"add --strip-prefix net\.$"):
