@@ -9,6 +9,7 @@ from svdcompress.errors import PruneError
 from svdcompress.recipe import load_recipe
 from svdcompress.relevance import as_masks, hold
 from svdcompress.selection import check_some_left, choose, look_at
+from svdcompress.sources import InMemory
 
 
 def chosen(*overrides: str, second: dict | None = None):
@@ -56,13 +57,6 @@ def test_the_curve_counts_non_zeros_whatever_the_posterior_keeps_its_variances_i
     assert at_three["nonzero"] == biases + found.masks.kept
 
 
-class OneBatch:
-    """Examples from which `check_some_left` takes the first batch."""
-
-    def batches(self, size):
-        yield torch.randn(4, 6), torch.zeros(4)
-
-
 def test_a_look_leaves_the_masks_that_a_model_holds():
     model = convert(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)))
     own = {name: torch.rand(model[int(name)].weight.shape) > 0.5 for name in ("0", "2")}
@@ -72,7 +66,7 @@ def test_a_look_leaves_the_masks_that_a_model_holds():
     look_at(model, others, lambda m: seen.append(m[0].mask.clone()) or {})
     assert seen[0].all() and torch.equal(model[0].mask, own["0"]) and torch.equal(model[2].mask, own["2"])
     with pytest.raises(PruneError, match="nothing is left of layer '2'"):
-        check_some_left(model, others, OneBatch())
+        check_some_left(model, others, InMemory(torch.randn(4, 6), torch.zeros(4)))
     with pytest.raises(ZeroDivisionError):
         look_at(model, others, lambda m: 1 / 0)
     assert torch.equal(model[0].mask, own["0"]) and torch.equal(model[2].mask, own["2"])
