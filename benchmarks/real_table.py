@@ -49,9 +49,11 @@ def kept_of(search: dict[str, Any]) -> dict[str, Any]:
 def within(budget: dict[str, Any], unit: str, examples: str) -> str:
     """One line: whether a budget was kept. unit: that of the loss, as in points; examples: those that chose."""
     kept = "kept" if budget["met"] else "not kept"
+    few = budget["met"] and budget["upper"] > budget["max_drop"]
     return (
         f"the budget of {budget['max_drop']:g}{unit} was {kept}: {budget['drop']:.2f} on the {examples} that choose, at most "
         f"{budget['upper']:.2f} with {100 * budget['confidence']:g}% confidence"
+        + ("; these are too few for that bound to decide, so the measured loss did" if few else "")
     )
 
 
