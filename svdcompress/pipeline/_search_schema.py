@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from svdcompress.report import MeasuredWith, Mixture
 from svdcompress.search import NOTHING
 
 Number = float | None
@@ -29,23 +30,6 @@ class Figures(_Part):
     __pydantic_extra__: dict[str, Number]
 
     nll: float
-
-
-class Candidate(_Part):
-    """One of `candidates` of a trial's mixture."""
-
-    name: str
-    nll: Number = None
-    size: Number = None
-
-
-class Mixture(_Part):
-    """`mixture` of a trial."""
-
-    chosen: str
-    usual: str
-    examples: Count
-    candidates: list[Candidate]
 
 
 class Reconstructed(_Part):
@@ -132,17 +116,6 @@ class Pruned(_Part):
     notes: list[str] = []
     surgery: dict[str, Any] = {}
     outputs_kept: dict[str, list[Count]] = {}
-
-
-class MeasuredWith(_Part):
-    """`dense.measured`: the result of `Measure.how`."""
-
-    batches: list[Count] | None = None
-    threads: Count | None = None
-    clock: str | None = None
-    machine: str | None = None
-    onnxruntime: str | None = None
-    command: str | None = None
 
 
 class DenseCosts(_Part):

@@ -45,7 +45,7 @@ from svdcompress.report._collect import first_filters, log_alpha_histograms
 from svdcompress.report._files import load, plain, write_json, write_text
 from svdcompress.report._integrity import FORMAT, altered, digest, stamped
 from svdcompress.report._rows import Row, rows
-from svdcompress.report._schema import Results
+from svdcompress.report._schema import MeasuredWith, Mixture, Results
 from svdcompress.report._terminal import table
 from svdcompress.report._tradeoff import Curve, plot_tradeoff, run_point, search_curve
 from svdcompress.report._write import render, render_comparison, write
@@ -53,6 +53,8 @@ from svdcompress.report._write import render, render_comparison, write
 __all__ = [
     "FORMAT",
     "Curve",
+    "MeasuredWith",
+    "Mixture",
     "Results",
     "Row",
     "altered",
