@@ -49,6 +49,35 @@ def test_the_table_tells_mixtures_where_there_are_any(results):
     assert head[-1] == "time" and len(head) == len(first)
 
 
+def test_a_budget_is_told_of_where_there_is_one(results):
+    page = search(results, None)
+    assert "within budget" not in cells(page)[0] and "lose too much" not in page and "The large one was chosen." in page
+    results["search"]["met"], results["search"]["trials"][0]["met"] = True, False
+    for trial in results["search"]["trials"]:
+        trial["allowed"] = 2.0
+    page = search(results, None)
+    head, first, second = cells(page)
+    at = head.index("within budget")
+    assert (first[at], second[at]) == ("no", "yes") and len(head) == len(first)
+    assert "Open points lose too much; the large one was chosen." in page
+
+
+def test_sizes_are_fewer_and_times_faster(results):
+    assert cells(search(results, None))[0][1] == "fewer multiply-accumulates"
+    found = results["search"]
+    for costs in (found["dense"]["costs"], *(trial["costs"] for trial in found["trials"])):
+        costs["latency"] = costs["macs"] / 100
+    page = search({"task": "classification", "search": {**found, "objective": "latency"}}, None)
+    assert cells(page)[0][1] == "faster" and "milliseconds" not in page
+
+
+def test_warnings_that_the_page_begins_with_are_not_said_twice(results):
+    results["search"]["notes"] = ["the first", "the second"]
+    results["warnings"] = ["the first"]
+    page = search(results, None)
+    assert "the second" in page and "the first" not in page
+
+
 def test_a_trial_of_a_single_example_has_no_bound(results):
     for trial in results["search"]["trials"]:
         trial["upper"] = None
