@@ -149,7 +149,7 @@ def promise_stage(context: Context, opened: Opened, small: Small) -> None:
     macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
-        fits = _fits(model, data, context)
+        fits = _fits(model, data, context.place.device)
         if fits < min(len(data.validation), EXAMPLES):
             context.note(f"{KEPT} is from {fits:,} of {len(data.validation):,} validation examples: more do not fit in memory")
         known = _known(context, some(data.validation, fits), macs, asked)
@@ -225,13 +225,13 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     likelihood = own_likelihood(model, data.task, data.dim)
     macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
-        test = some(data.test, _fits(model, data, context))
+        test = some(data.test, _fits(model, data, context.place.device))
         for who in ("mean", "samples"):
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:
                 continue
             samples = promises[0].get("samples", SAMPLES)  # as for the promise: it holds for no other number
-            examples = some(test, EXAMPLES) if who == "mean" else within(test, samples, macs)
+            examples = test if who == "mean" else within(test, samples, macs)
             its = likelihood.of_mean() if who == "mean" else likelihood
             predict = predictors(model, data, context.recipe.seed, samples)[who]
             # Predicted once: draws take long, and all promises need the same predictions.
@@ -246,9 +246,14 @@ def _batches(examples: Examples, context: Context, model: nn.Module) -> Any:
     return lambda: examples.batches(size, device=device)
 
 
-def _fits(model: nn.Module, data: Data, context: Context) -> int:
-    """The most examples whose predictions fit in memory; EXAMPLES or fewer. model: on the run's device."""
-    inputs, _ = next(iter(data.validation.subset(torch.arange(1)).batches(1, device=context.place.device)))
+def promised_on(model: nn.Module, data: Data) -> Examples:
+    """The test examples that the mean model's promises are measured on. model: on the CPU."""
+    return some(data.test, _fits(model, data))
+
+
+def _fits(model: nn.Module, data: Data, device: Any = "cpu") -> int:
+    """The most examples whose predictions fit in memory; EXAMPLES or fewer. model: on this device."""
+    inputs, _ = next(iter(data.validation.subset(torch.arange(1)).batches(1, device=device)))
     own = own_likelihood(model, data.task, data.dim)
     return max(1, min(EXAMPLES, MOST_NUMBERS // mean_predict(model, inputs, task=own).mean.numel()))
 

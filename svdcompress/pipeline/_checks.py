@@ -234,7 +234,7 @@ def errors(material: Material) -> Iterator[Check]:
     data, opened = material.opened.data, material.opened
     test = data.test if material.examples is None else some(data.test, material.examples)
     what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "tau": opened.tau}
-    what["batch_size"] = _fitting(lambda: material.reference or opened.model, path, material, test)
+    what["batch_size"] = fitting_file(lambda: material.reference or opened.model, path, material, test)
     if material.reference is None:
         stored = (material.results.get("sparse") or {}).get("metrics") or {}
     else:
@@ -254,11 +254,11 @@ def dense_errors(material: Material) -> Iterator[Check]:
     if not stored:
         raise Skip("the report has no figures for the test data")
     what = {"task": data.task, "scale": data.target_scale, "dim": data.dim}
-    what["batch_size"] = _fitting(lambda: material.opened.dense, path, material, data.test)
+    what["batch_size"] = fitting_file(lambda: material.opened.dense, path, material, data.test)
     yield from _as_stored(stored, DENSE_ONNX, path, material, data.test, what)
 
 
-def _fitting(model: Callable[[], nn.Module], file: Path, material: Material, test: Examples) -> int:
+def fitting_file(model: Callable[[], nn.Module], file: Path, material: Material, test: Examples) -> int:
     """Examples in a pass of a file, judged by the PyTorch model, or by the size of the inputs if that cannot be loaded."""
     try:
         made = model()

@@ -59,23 +59,33 @@ def uncertainty(
         figures, diagrams = {}, {}
         size = min(fitting(model, data.test, CHUNK, device=device) for model in (dense, small))
         for name, predict in contenders.items():
-            found = gather(predict, lambda: test.batches(size, device=device), likelihood)
+            figures[name], found = row(predict, test, known, data, size, device)
             if likelihood.probabilities:
                 known_of_weights = found.scores.get("mutual_information")
-                spread = {} if known_of_weights is None else {"mutual_information": float(known_of_weights.mean())}
-                figures[name] = {**quality(found.mean, found.targets), **spread}
+                if known_of_weights is not None:
+                    figures[name]["mutual_information"] = float(known_of_weights.mean())
                 diagrams[name] = {**reliability(found.mean, found.targets), "ece": figures[name]["ece"]}
-                continue
-            variance = found.variance
-            if likelihood.constant_noise:
-                fitted = gather(predict, lambda: known.batches(size, device=device), likelihood)
-                variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
-            scale = 1.0 if data.target_scale is None else data.target_scale[1]
-            figures[name] = regression_quality(found.mean * scale, variance * scale**2, found.targets * scale)
     # found now holds the predictions of the last contender, which averages over samples
     unsure = doubts(found, test, data, likelihood, places(len(data.test), count))
     of = {"examples": len(test), "test": len(data.test), "samples": samples, "asked": asked}
     return figures, diagrams, {**of, "text": _text(of)}, unsure
+
+
+def row(
+    predict: Callable[[Any], Any], test: Examples, known: Examples, data: Data, size: int, device: Any = "cpu"
+) -> tuple[dict[str, Any], Any]:
+    """The figures of one predictor on test examples, and its predictions. known: validation examples, on which the noise of a
+    regression is fitted. size: examples per batch."""
+    likelihood = likelihood_for(data.task, data.dim)
+    found = gather(predict, lambda: test.batches(size, device=device), likelihood)
+    if likelihood.probabilities:
+        return quality(found.mean, found.targets), found
+    variance = found.variance
+    if likelihood.constant_noise:
+        fitted = gather(predict, lambda: known.batches(size, device=device), likelihood)
+        variance = variance + 1 / fit_tau(fitted.mean, fitted.variance, fitted.targets)
+    scale = 1.0 if data.target_scale is None else data.target_scale[1]
+    return regression_quality(found.mean * scale, variance * scale**2, found.targets * scale), found
 
 
 def _text(of: dict[str, int]) -> str:

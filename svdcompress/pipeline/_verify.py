@@ -24,7 +24,7 @@ from svdcompress.errors import (
     out_of_memory,
     shortened,
 )
-from svdcompress.pipeline import _checks, _small_checks, _small_files
+from svdcompress.pipeline import _certain_checks, _checks, _small_checks, _small_files
 from svdcompress.pipeline._checks import Check, Material, Skip
 from svdcompress.pipeline._open import OpenRun, open_run
 from svdcompress.recipe import Recipe
@@ -60,6 +60,10 @@ MODELS: list[Step] = [
     ("error of the test data", _checks.ONNX, _checks.errors),
     ("error of the test data", _checks.DENSE_ONNX, _checks.dense_errors),
     ("Monte-Carlo mean", _checks.MC_ONNX, _checks.monte_carlo),
+    ("promises", "ONNX files", _certain_checks.promises),
+    ("promises on the test data", _checks.ONNX, _certain_checks.kept_by_mean),
+    ("promises on the test data", _checks.MC_ONNX, _certain_checks.kept_by_samples),
+    ("calibration on the test data", _checks.ONNX, _certain_checks.calibration),
     (f"difference from {_checks.MODEL}", _small_files.COMPACT, _small_checks.compact_parity),
     (f"difference from {_checks.MC_ONNX}", _small_files.MC_COMPACT, _small_checks.compact_draws),
     ("error of the test data", "files in fewer bits", _small_checks.small_errors),
@@ -144,7 +148,8 @@ def self_check(recipe: Recipe, folder: Path, results: dict[str, Any], model: nn.
     rows, samples = (2, 30) if costly else (ROWS, SAMPLES)
     material = Material(opened, results, EXAMPLES // 8 if costly else EXAMPLES, model, rows, samples)
     own: Step = ("tensors as in the run", _checks.MODEL, _checks.reloaded)
-    left_out = (_checks.digests, _checks.dense_counts, _checks.dense_errors, _small_checks.small_errors)  # just computed
+    left_out = {_checks.digests, _checks.dense_counts, _checks.dense_errors, _small_checks.small_errors}  # just computed
+    left_out |= {_certain_checks.kept_by_mean, _certain_checks.kept_by_samples, _certain_checks.calibration}
     found = Verification(folder)
     _make(found, material, [own, *(step for step in FILES + MODELS if step[2] not in left_out)], strict=False)
     return found
