@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -201,6 +202,7 @@ def _end_group() -> None:
     """End gloo's process group as the process ends: its threads would abort a process that ends before them. Other
     backends end by themselves, and could wait here for a process that has failed."""
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        gc.collect()  # a wrapped model is a cycle: freed after its group, it would wait for gloo's thread, which waits for it
         torch.distributed.destroy_process_group()
 
 
@@ -210,4 +212,5 @@ def leave() -> None:
         from accelerate import PartialState
 
         wait()
+        gc.collect()  # as in `_end_group`
         PartialState().destroy_process_group()
