@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,29 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
         raise ValueError(f"nested more than {DEEPEST} deep") from error
     check_depth(value)
     return value
+
+
+SEAL = "sha256"
+"""The key of a JSON object under which `sealed` stores a digest of the rest."""
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """JSON with a digest of itself, so that `unsealed` notices if it is changed later, even by one digit."""
+    plain = json.loads(json.dumps(content))
+    return json.dumps({**plain, SEAL: _digest(plain)})
+
+
+def unsealed(text: str | bytes) -> Any:
+    """Parse what `sealed` made, without the digest. Raises ValueError as `parse_json` does, and if the digest does not fit.
+    Text without one, as earlier versions wrote it, is accepted."""
+    found = parse_json(text)
+    if isinstance(found, dict) and found.pop(SEAL, None) not in (None, _digest(found)):
+        raise ValueError("changed since it was written")
+    return found
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_depth(value: Any) -> None:

@@ -178,6 +178,27 @@ def test_missing_file(tmp_path) -> None:
     refused(tmp_path / "none.safetensors", net(), "no such file")
 
 
+def test_a_single_bit_that_is_another(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(pruned(), path)
+    whole = path.read_bytes()
+    begins = 8 + int.from_bytes(whole[:8], "little")
+    for place in (begins, (begins + len(whole)) // 2, len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        refused(path, net(), "damaged, or changed after it was written")
+    path.write_bytes(whole.replace(b'{\\"weight\\": 3.0', b'{\\"weight\\": 2.0'))
+    assert path.read_bytes() != whole
+    refused(path, net(), "damaged, or changed after it was written")
+
+
+def test_files_of_earlier_versions_have_no_digest(tmp_path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(pruned(), path)
+    expected = load(path, net()).state_dict()
+    rewritten(path)
+    assert all(torch.equal(value, expected[key]) for key, value in load(path, net()).state_dict().items())
+
+
 @pytest.mark.parametrize("length", [0, 5, 200, -1])
 def test_truncated_file(length: int, tmp_path) -> None:
     path = tmp_path / "cut.safetensors"
@@ -271,6 +292,7 @@ def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, 
     with safe_open(str(path), "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         manifest = json.loads(file.metadata()["svdcompress"])
+    del manifest["sha256"]  # as in a file of an earlier version
     part = manifest
     for key in where[:-1]:
         part = part.setdefault(key, {})
@@ -285,10 +307,11 @@ def test_a_manifest_with_other_things_than_save_writes_is_refused(where, value, 
 
 
 def rewritten(path, tensors=None, **manifest) -> None:
-    """Rewrite the file with other tensors or other parts of its manifest."""
+    """Rewrite the file with other tensors or other parts of its manifest, and without a digest."""
     with safe_open(str(path), "pt") as file:
         held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         own = json.loads(file.metadata()["svdcompress"])
+    del own["sha256"]  # as in a file of an earlier version
     save_file({**held, **(tensors or {})}, str(path), {"svdcompress": json.dumps({**own, **manifest})})
 
 

@@ -5,7 +5,7 @@ says which layers are variational and which shapes and attributes pruning change
 """
 
 from svdcompress.checkpoint._load import load, take_attributes
-from svdcompress.checkpoint._manifest import FORMAT, KEY, read_manifest
+from svdcompress.checkpoint._manifest import FORMAT, KEY, read_manifest, read_tensors
 from svdcompress.checkpoint._save import save
 
-__all__ = ["FORMAT", "KEY", "load", "read_manifest", "save", "take_attributes"]
+__all__ = ["FORMAT", "KEY", "load", "read_manifest", "read_tensors", "save", "take_attributes"]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from svdcompress.batch import unwrapped
-from svdcompress.checkpoint._manifest import read_manifest
+from svdcompress.checkpoint._manifest import read_manifest, read_tensors
 from svdcompress.checkpoint._problems import OPTIONAL, problems
 from svdcompress.checkpoint._save import SETTINGS
 from svdcompress.convert import fold_like, leave_fused_paths, unchanged_on_error
@@ -37,8 +37,8 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
 
     Values and dtypes are restored bit for bit; each tensor stays on the model's device. For a model wrapped by torch.compile
     or data-parallel training, the model within is loaded. Warns if two layers shared a parameter in the file but have one
-    each in the model. Raises CheckpointError for a file that is missing, truncated or foreign, and for a model that does not
-    fit; the model is then unchanged.
+    each in the model. Raises CheckpointError for a file that is missing, truncated, foreign or changed after it was written,
+    and for a model that does not fit; the model is then unchanged.
 
     Example:
         >>> svdc.save(svdc.convert(model), "model.safetensors")
@@ -48,8 +48,7 @@ def load(path: str | Path, model: nn.Module) -> nn.Module:
     likelihood = _likelihood(path, manifest)
     within = unwrapped(model)
     try:
-        with safe_open(str(path), "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        tensors = read_tensors(path, manifest)
         tensors.update({alias: tensors[name] for alias, name in manifest["ties"].items()})
         modules = dict(within.named_modules(remove_duplicate=False))
         plain = {name: modules[name] for name in manifest.get("folded", {}) if name in modules}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from svdcompress.errors import CheckpointError, explained, shortened
 from svdcompress.files import parse_json
@@ -99,6 +104,28 @@ class Manifest(_Part):
     versions: dict[str, str] = {}
     extra: dict[str, Any] = {}
     likelihood: Likelihood | None = None
+    sha256: str = ""
+
+
+def digest(manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a manifest, without its own `sha256`, and of the tensors stored beside it."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    found = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def read_tensors(path: str | Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors beside a manifest, which `read_manifest` returned. Raises CheckpointError if either was changed after it was
+    written; files of earlier versions hold no digest, and are taken as they are."""
+    with safe_open(str(path), "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if manifest.get("sha256", "") not in ("", digest(manifest, tensors)):
+        raise CheckpointError(f"{path}: damaged, or changed after it was written (its SHA-256 is not the one that it holds)")
+    return tensors
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import unwrapped
-from svdcompress.checkpoint._manifest import FORMAT, KEY
+from svdcompress.checkpoint._manifest import FORMAT, KEY, digest
 from svdcompress.convert import folded
 from svdcompress.errors import CheckpointError, UsageError
 from svdcompress.files import write_atomically
@@ -39,9 +39,10 @@ def save(model: nn.Module, path: str | Path, *, extra: Mapping[str, Any] | None 
     tensors, ties = _state(model)
     manifest = _manifest(model, tensors, ties, dict(extra or {}))
     try:
-        text = json.dumps(manifest)
+        manifest = json.loads(json.dumps(manifest))  # as `load` reads it
     except (TypeError, ValueError) as error:
         raise UsageError(f"extra: not JSON-able ({error})") from error
+    text = json.dumps({**manifest, "sha256": digest(manifest, tensors)})
     metadata = {KEY: text}  # a single entry: safetensors writes several in arbitrary order
     write_atomically(Path(path), lambda temporary: write_tensors(tensors, temporary, metadata))
 

@@ -23,8 +23,8 @@ def verify(
     """Recompute a run's figures from its files alone, and compare them with report.json; name files that were changed.
 
     Checks: SHA-256 and size of each file; parameters and non-zeros in the tensors of model.safetensors; model.onnx against the
-    reloaded checkpoint; its test error, calibration and kept promises in onnxruntime; the mean of model_mc.onnx against PyTorch.
-    What needs missing data or untrusted code is skipped, and the table says so. Exits with 13 if anything differs.
+    reloaded checkpoint; its test error, calibration and kept promises in onnxruntime; the mean of model_mc.onnx against
+    PyTorch. What needs missing data or untrusted code is skipped, and the table says so. Exits with 13 if anything differs.
     """
     from svdcompress.pipeline import stored_recipe, verify_run
     from svdcompress.sources import code_in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,15 +21,20 @@ def cured(file: Path, by: str) -> Iterator[None]:
         raise resumable(f"{file}: damaged ({shortened(f'{type(error).__name__}: {error}')}); {by}") from error
 
 
-def check_kept(files: Iterable[Path], search: Path) -> None:
-    """Raises CheckpointError for a file of a finished trial that is missing or cannot be opened: the trial isn't made again, so
-    the search would fail at its end."""
+def check_kept(files: Mapping[Path, int | None], search: Path) -> None:
+    """Raises CheckpointError for a file of a finished trial that is missing, damaged or belongs to another trial: the
+    trial isn't made again, so the search would fail at its end. files: with the number of the trial that each should hold
+    (None: several may share it)."""
     by = f"remove {search} to search again"
-    for file in files:
+    for file, number in files.items():
         if not file.is_file():
             raise resumable(f"{file}: missing, or from an earlier version; {by}")
         with cured(file, by):
-            checkpoint.read_manifest(file)
+            manifest = checkpoint.read_manifest(file)
+            checkpoint.read_tensors(file, manifest)
+            found = manifest.get("extra", {}).get("trial", number)  # earlier versions stored none
+            if number is not None and found != number:
+                raise CheckpointError(f"{file}: it holds trial {shortened(str(found), 20)}")
 
 
 def resumable(text: str) -> CheckpointError:

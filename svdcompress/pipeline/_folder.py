@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdcompress.errors import OutputError, SvdcError, explained, shortened
-from svdcompress.files import is_temporary, not_made, parse_json, sweep, write_atomically
+from svdcompress.files import is_temporary, make_folder, not_made, parse_json, sweep, write_atomically
 from svdcompress.pipeline._extra import Facts
 from svdcompress.recipe import HEADING, Recipe, dump_recipe, load_recipe
 from svdcompress.sources import code_of_run
@@ -40,12 +40,13 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
 def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
     """Make a run's folder usable; returns a line to tell the user, or "".
 
-    resume: the folder holds a stopped run; without its state, all stages are run again.
+    resume: the folder holds a stopped run; without its state, all stages are run again, and what earlier ones wrote is moved
+        aside.
     overwrite: move what it holds aside, under a new name.
     Raises OutputError if it holds something else, cannot be made or cannot be written.
     """
     if resume:
-        if not (out / "recipe.yaml").is_file():
+        if not (out / "recipe.yaml").is_file() and not _restored(out):
             raise OutputError(f"--resume: {out} holds no run (it has no recipe.yaml)")
         if not (out / STATE).is_dir():
             if _reported(out):
@@ -53,7 +54,14 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
             if not _written_by_a_run(out / "recipe.yaml"):
                 raise OutputError(f"--resume: {out} holds no run (no run wrote its recipe.yaml); leave out --resume")
         again = "" if (out / STATE).is_dir() else f"{out / STATE} is gone, so all stages of {out / 'recipe.yaml'} are run again"
+        if again and (aside := _moved_aside(out)):
+            again += f"; what they had written is now in {aside}"
         _make_state(out)
+        if not (out / STATE / "run.json").is_file() and not _finished(out) and (left := _left(out)):
+            raise OutputError(
+                f"--resume: {out / STATE / 'run.json'} is missing, so it is not known what {', '.join(left)} there were made "
+                f"with; remove {out / STATE} and resume to run all stages again"
+            )
         if _finished(out):  # killed before its state was cleared
             RunState(out, writer=True).finish()
             raise _over(out)
@@ -125,6 +133,30 @@ def _written_by_a_run(recipe: Path) -> bool:
         return False
 
 
+def _restored(out: Path) -> bool:
+    """Write a run's lost recipe.yaml again, as `state/run.json` holds it; returns whether there was one."""
+    if not (out / STATE / "run.json").is_file():
+        return False
+    text = RunState(out, writer=False).facts.get("recipe")
+    if not isinstance(text, str):
+        return False
+    write_atomically(out / "recipe.yaml", lambda path: path.write_text(text, encoding="utf-8"))
+    return True
+
+
+def _moved_aside(out: Path) -> Path | None:
+    """Move all files but the recipe, which a run without its state would write again, to a new folder; None if there are
+    none."""
+    files = [path for path in out.iterdir() if path.name != "recipe.yaml" and not is_temporary(path)]
+    if not files:
+        return None
+    aside = make_folder(_aside(out))
+    for path in files:
+        path.rename(aside / path.name)
+    shutil.copy2(out / "recipe.yaml", aside / "recipe.yaml")
+    return aside
+
+
 def _reported(out: Path) -> bool:
     return (out / "report.json").is_file()
 
@@ -156,7 +188,14 @@ def _finished(out: Path) -> bool:
         return False
     if (out / STATE / "run.json").is_file():
         return RunState(out, writer=False).facts.get("finished") is True
-    return not {path.name for path in (out / STATE).iterdir() if not is_temporary(path)} - {"lock"}
+    return not _left(out)
+
+
+def _left(out: Path) -> list[str]:
+    """What a run's state holds besides `run.json` and the lock."""
+    return sorted(
+        path.name for path in (out / STATE).iterdir() if not is_temporary(path) and path.name not in ("run.json", "lock")
+    )
 
 
 def discard(out: Path) -> None:

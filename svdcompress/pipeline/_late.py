@@ -15,7 +15,7 @@ from torch import nn
 
 from svdcompress import report
 from svdcompress.cost import Cost
-from svdcompress.files import parse_json, write_atomically
+from svdcompress.files import sealed, unsealed, write_atomically
 from svdcompress.likelihoods import likelihood_of
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import versions
@@ -40,8 +40,8 @@ LINES = ("seconds", "warnings", "notes", "failed")
 
 class Late:
     """The late stages of one run. Each is stored under a key, a digest of all that it reads (the dense and the small model,
-    the data, the recipe, earlier results, device, threads and versions), with digests of the files that it wrote. A stage in
-    which a figure failed is not stored, so that it is tried again."""
+    the data, the recipe, earlier results, device, threads and versions), with digests of its results and of the files that it
+    wrote. A stage in which a figure failed is not stored, so that it is tried again."""
 
     def __init__(self, context: Context, data: Data, dense: nn.Module) -> None:
         self.context = context
@@ -51,7 +51,7 @@ class Late:
     def known(self, stage: str, small: nn.Module) -> dict[str, Any] | None:
         """Restore what `keeping` stored for a stage done before a stop, and return its dict; None: run the stage."""
         try:
-            stored = parse_json(self._file(stage).read_bytes())
+            stored = unsealed(self._file(stage).read_bytes())
             if stored["key"] != self._key(stage, small) or report.altered(self.context.out, stored["files"]):
                 return None
             found = {name: _decoded(name, value) for name, value in stored["results"].items()}
@@ -84,7 +84,7 @@ class Late:
             **{name: getattr(results, name)[counts[name] :] for name in ("warnings", "notes")},
             "more": more,
         }
-        write_atomically(self._file(stage), lambda path: path.write_text(json.dumps(stored)))
+        write_atomically(self._file(stage), lambda path: path.write_text(sealed(stored)))
 
     def forget(self) -> None:
         """Make a resumed run repeat all stages, because the run's own checks found something wrong."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from svdcompress import checkpoint
 from svdcompress.errors import CheckpointError, explained, shortened
-from svdcompress.files import parse_json
+from svdcompress.files import unsealed
 from svdcompress.objective import Constant
 from svdcompress.pipeline._begin import Dense, Variational
 from svdcompress.pipeline._context import Context
@@ -252,7 +252,7 @@ class _Failed(BaseModel):
 
 def _read(file: Path, state: Path) -> _Failed:
     try:
-        return _Failed.model_validate(parse_json(file.read_bytes()))
+        return _Failed.model_validate(unsealed(file.read_bytes()))
     except ValueError as error:  # pydantic's are ValueErrors, too
         reason = shortened(explained(error) if isinstance(error, ValidationError) else str(error))
         raise CheckpointError(

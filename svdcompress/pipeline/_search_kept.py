@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 
 from svdcompress import report
 from svdcompress.errors import CheckpointError, explained, shortened
-from svdcompress.files import parse_json, write_atomically
+from svdcompress.files import sealed, unsealed, write_atomically
 from svdcompress.pipeline._damaged import resumable
 from svdcompress.pipeline._search_schema import Stored
 from svdcompress.search import Trial
@@ -49,7 +48,7 @@ class Kept:
         if not self.file.is_file():
             return self
         try:
-            stored = parse_json(self.file.read_bytes())
+            stored = unsealed(self.file.read_bytes())
             if (wrong := Stored.model_validate(stored).contradiction(measure)) is not None:
                 raise self._damaged(wrong)
         except ValidationError as error:
@@ -81,7 +80,7 @@ class Kept:
             "least": self.least,
             "doubted": self.doubted,
         }
-        write_atomically(self.file, lambda path: path.write_text(json.dumps(report.plain(stored))))
+        write_atomically(self.file, lambda path: path.write_text(sealed(report.plain(stored))))
 
 
 def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
@@ -89,7 +88,7 @@ def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        stored = parse_json(file.read_bytes())
+        stored = unsealed(file.read_bytes())
         return {name: stored[name] for name in names}
     except (ValueError, TypeError, KeyError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
@@ -98,7 +97,8 @@ def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
 
 def keep(file: Path, content: dict[str, Any] | None) -> None:
     """Write values for `known`, so that a resumed run reuses them: a second measurement of a latency would differ."""
-    write_atomically(file, lambda path: path.write_text(json.dumps(report.plain(content))))
+    text = "null" if content is None else sealed(report.plain(content))
+    write_atomically(file, lambda path: path.write_text(text))
 
 
 def known_way(file: Path) -> dict[str, Any] | None:

@@ -65,7 +65,8 @@ class Trials:
         self.folder = context.state.folder / "search"
         self.kept = Kept(self.folder / "trials.json").read(self.measure.name)
         cooled_files = [kept_file(self.folder, trial.root) for trial in self.kept.trials]
-        check_kept([*cooled_files, *map(self._model_file, self.kept.pruning)], self.folder)
+        models = {self._model_file(number): number for number in self.kept.pruning}
+        check_kept({**dict.fromkeys(cooled_files), **models}, self.folder)
         self.fitted_to = 0  # before the path makes the model smaller: a resumed search has to take as many
         if reconstructs(recipe, self.measure.name):
             self.fitted_to = examples_for(variational.model, opened.inputs)
@@ -158,7 +159,8 @@ class Trials:
             costs = self.measure.of_small(small.model, self.dense.model)
             verdict = self.budget.judge(self.judged, self._losses(small.model))
         inputs = {name: small.pruning.get(name) for name in ("inputs_kept", "inputs_dim")}
-        extra = {"inputs": inputs, "selection": _stored(selection)}  # no times: a resumed search ends in the same bytes
+        # no times: a resumed search ends in the same bytes
+        extra = {"trial": number, "inputs": inputs, "selection": _stored(selection)}
         checkpoint.save(bare(small.model), self._model_file(number), extra=report.plain(extra))
         trial = Trial(
             number=number,
@@ -208,7 +210,7 @@ class Trials:
             again=lambda: False,  # the epochs of a search are limited, and there is a good model already
         )
         small.model.eval()
-        checkpoint.save(bare(small.model), self._model_file(number), extra=extra)
+        checkpoint.save(bare(small.model), self._model_file(number), extra={**extra, "trial": number})
         verdict = self.budget.judge(self.judged, self._losses(small.model).held_out(before))
         judged = {name: getattr(verdict, name) for name in ("error", "drop", "upper", "met", "estimate", "at_most")}
         judged |= {"metrics": self.dense.trainer.validate(small.model), "seconds": time.monotonic() - started}

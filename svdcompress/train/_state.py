@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,6 +83,9 @@ class StateFile:
         if self.path is None or not self.path.exists():
             return None
         try:
+            with zipfile.ZipFile(self.path) as parts:  # torch.load does not compare its checksums
+                if (wrong := parts.testzip()) is not None:
+                    raise ValueError(f"the checksum of {wrong} differs")
             state = torch.load(self.path, map_location="cpu", weights_only=True)
         except Exception as error:  # on arbitrary bytes the unpickler can raise anything
             raise self._damaged(f"{type(error).__name__}: {error}") from error

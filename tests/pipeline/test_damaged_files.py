@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ from test_search import searching
 
 from svdcompress import checkpoint
 from svdcompress.convert import convert
-from svdcompress.errors import CheckpointError, Interrupted
-from svdcompress.pipeline import _trainer, run
+from svdcompress.errors import CheckpointError, Interrupted, OutputError
+from svdcompress.files import sealed, unsealed
+from svdcompress.pipeline import _trainer, prepare, run
 from svdcompress.pipeline._damaged import cured
 from svdcompress.pipeline._path import Climb
 
@@ -65,6 +67,13 @@ def missing(file):
     file.unlink()
 
 
+def flipped(file):
+    """One bit of the last tensor is another."""
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 8
+    file.write_bytes(content)
+
+
 def follow(said, out, file):
     """Remove what a message says."""
     told = re.search(r"; remove (\S+) to ", said)[1]
@@ -82,7 +91,12 @@ ANEW = r"remove \S+/state/search to search again"
         ("state/search/level-1.safetensors", truncated, "remove it to make it again", {"trial 2"}),
         ("state/search/cooled-2.safetensors", truncated, "remove it to make it again", {"trial 2"}),
         ("state/search/trial-2/pruned.safetensors", truncated, "remove it to prune again", {"trial 2"}),
+        ("state/search/level-1.safetensors", flipped, "remove it to make it again", {"trial 2"}),
+        ("state/search/cooled-2.safetensors", flipped, "remove it to make it again", {"trial 2"}),
+        ("state/search/trial-2/pruned.safetensors", flipped, "remove it to prune again", {"trial 2"}),
         ("state/search/cooled-1.safetensors", truncated, ANEW, None),
+        ("state/search/cooled-1.safetensors", flipped, ANEW, None),
+        ("trials/01.safetensors", flipped, ANEW, None),
         ("trials/01.safetensors", truncated, ANEW, None),
         ("trials/01.safetensors", missing, ANEW, None),
     ],
@@ -93,7 +107,7 @@ def test_of_a_search(searched, undisturbed, tmp_path, monkeypatch, name, harm, a
     harm(out / name)
     seen = stopping(monkeypatch, None)
     with pytest.raises(
-        CheckpointError, match=rf"{re.escape(name)}: (missing|not a safe).*; {advice}\. .*--resume --out"
+        CheckpointError, match=rf"{re.escape(name)}: (missing|not a safe|damaged, or changed).*; {advice}\. .*--resume --out"
     ) as error:
         run(recipe, out, resume=True)
     assert seen == []  # before any training
@@ -109,14 +123,70 @@ def test_of_a_trials_figures(searched, tmp_path, monkeypatch):
     recipe, out = searched[0], tmp_path / "run"
     shutil.copytree(searched[1], out)
     file = out / "state" / "search" / "trials.json"
-    content = json.loads(file.read_text())
+    content = unsealed(file.read_text())
     del content["trials"][0]["costs"]["parameters"]
-    file.write_text(json.dumps(content))
+    file.write_text(sealed(content))
     seen = stopping(monkeypatch, None)
     said = rf"trials\.json: damaged \(trials\.0\.costs\.parameters: .*\); {ANEW}\. .*--resume --out"
     with pytest.raises(CheckpointError, match=said):
         run(recipe, out, resume=True)
     assert seen == [] and file.is_file()
+
+
+def test_of_a_trial_in_place_of_another(searched, tmp_path, monkeypatch):
+    recipe, out = searched[0], tmp_path / "run"
+    shutil.copytree(searched[1], out)
+    file = out / "trials" / "01.safetensors"
+    model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Linear(16, 10))
+    checkpoint.save(convert(model), file, extra={"trial": 2})
+    seen = stopping(monkeypatch, None)
+    with pytest.raises(CheckpointError, match=rf"trials/01\.safetensors: it holds trial 2; {ANEW}"):
+        run(recipe, out, resume=True)
+    assert seen == []
+
+
+def test_of_a_training_state(tiny_recipe, tmp_path):
+    """torch.load does not compare the checksums of what it reads."""
+    recipe, out = begun(tiny_recipe, tmp_path / "run", "train")
+    file = out / "state" / "train.pt"
+    with zipfile.ZipFile(file) as parts:
+        largest = max(parts.infolist(), key=lambda part: part.file_size)
+    content = bytearray(file.read_bytes())
+    content[largest.header_offset + 200 + largest.file_size // 2] ^= 8
+    file.write_bytes(content)
+    said = r"train\.pt: damaged \(ValueError: the checksum of .*/data/\d+ differs\); remove it to start this stage again"
+    with pytest.raises(CheckpointError, match=said):
+        run(recipe, out, resume=True)
+    file.unlink()
+    assert "metrics" in run(recipe, out, resume=True)["sparse"]
+
+
+def test_of_the_facts_of_a_run(tiny_recipe, tmp_path):
+    """Without them, nothing would say that the weights or the data are others than before."""
+    recipe, out = begun(tiny_recipe, tmp_path / "run", "train")
+    (out / "state" / "run.json").unlink()
+    with pytest.raises(OutputError, match=r"run\.json is missing, so it is not known what dense\.pt.*; remove \S+/state and"):
+        run(recipe, out, resume=True)
+
+
+def test_of_a_lost_recipe(tiny_recipe, tmp_path):
+    recipe, out = begun(tiny_recipe, tmp_path / "run", "train")
+    text = (out / "recipe.yaml").read_text()
+    (out / "recipe.yaml").unlink()
+    run(recipe, out, resume=True)
+    assert (out / "recipe.yaml").read_text() == text
+
+
+def test_of_a_finished_run_whose_report_is_gone(tiny_run, tmp_path):
+    """It looks unfinished. Run again, it loses nothing."""
+    out = shutil.copytree(tiny_run[0], tmp_path / "run")
+    (out / "report.json").unlink()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    said = prepare(out, resume=True)
+    aside = tmp_path / "run.old-1"
+    assert said.endswith(f"are run again; what they had written is now in {aside}")
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
+    assert sorted(path.name for path in out.iterdir()) == ["recipe.yaml", "state"]
 
 
 def test_of_a_run_without_a_search(tiny_recipe, tmp_path):

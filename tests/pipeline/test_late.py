@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from svdcompress.errors import Interrupted
+from svdcompress.files import sealed, unsealed
 from svdcompress.pipeline import _finish, _late, _onnx, _stages, run
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._results import RunResults
@@ -144,11 +145,21 @@ def test_settings_that_changed_are_obeyed(recipe, late, tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["", "[]", '{"key": 1}', "{"])
 def test_a_damaged_file_is_not_believed(recipe, whole, late, tmp_path, monkeypatch, text):
     out = shutil.copytree(late, tmp_path / "run")
-    stored = json.loads((out / "state" / "evaluate.json").read_text())
+    stored = unsealed((out / "state" / "evaluate.json").read_text())
     (out / "state" / "evaluate.json").write_text(text)
-    (out / "state" / "figures.json").write_text(json.dumps({**stored, "results": {"nothing": 1}}))
+    (out / "state" / "figures.json").write_text(sealed({**stored, "results": {"nothing": 1}}))
     done, _ = resumed(recipe, out, monkeypatch)
     assert done == ["evaluate", "figures", "promises on the test data", "verify"]
+    same(whole, out)
+
+
+def test_a_figure_that_was_changed_by_accident_is_computed_again(recipe, whole, late, tmp_path, monkeypatch):
+    out = shutil.copytree(late, tmp_path / "run")
+    file = out / "state" / "figures.json"
+    stored = json.loads(file.read_text())
+    stored["results"]["uncertainty"]["sparse, mean"]["ece"] *= 0.5
+    file.write_text(json.dumps(stored))
+    assert resumed(recipe, out, monkeypatch)[0] == ["figures", "promises on the test data", "verify"]
     same(whole, out)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from svdcompress.errors import CheckpointError
+from svdcompress.files import sealed, unsealed
 from svdcompress.pipeline._search_kept import Kept
 from svdcompress.pipeline._search_schema import Pruned, Tried
 from svdcompress.pipeline._search_trials import Trials
@@ -52,7 +53,7 @@ def kept_in(folder):
 def changed(folder, path, value):
     """The stored state with one value replaced; ...: removed."""
     file = kept_in(folder).file
-    content = json.loads(file.read_text())
+    content = unsealed(file.read_text())
     *above, last = path.split(".")
     place = content
     for name in above:
@@ -62,8 +63,23 @@ def changed(folder, path, value):
         del place[last]
     else:
         place[last] = value
-    file.write_text(json.dumps(content))
+    file.write_text(sealed(content))
     return file
+
+
+def test_a_digit_that_was_changed_by_accident_is_noticed(tmp_path):
+    file = kept_in(tmp_path).file
+    text = file.read_text()
+    file.write_text(text.replace('"seconds": 12.5', '"seconds": 13.5'))
+    assert file.read_text() != text
+    with pytest.raises(CheckpointError, match=r"trials\.json: damaged \(ValueError: changed since it was written\); remove"):
+        Kept(file).read("macs")
+
+
+def test_a_state_of_an_earlier_version_has_no_digest(tmp_path):
+    file = kept_in(tmp_path).file
+    file.write_text(json.dumps(unsealed(file.read_text())))
+    assert Kept(file).read("macs").seconds == 12.5
 
 
 def test_a_sound_file_is_taken_as_it_is(tmp_path):
@@ -165,7 +181,7 @@ def test_a_trial_continues_one_that_continues_none(tmp_path):
 
 def test_states_of_earlier_versions_are_read(tmp_path):
     file = kept_in(tmp_path).file
-    content = json.loads(file.read_text())
+    content = unsealed(file.read_text())
     for name in ("said", "dense", "least", "doubted"):
         del content[name]
     bare = content["trials"][0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from svdcompress.errors import ExportError
+from svdcompress.files import sealed, unsealed
 from svdcompress.pipeline import estimate, run
 from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._search_words import below_least, outcome
@@ -146,11 +147,11 @@ def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             run(recipe, out)
     assert asked == [["dense"], ["dense", "small"]]
-    kept = json.loads((out / "state" / "search" / "trials.json").read_text())
+    kept = unsealed((out / "state" / "search" / "trials.json").read_text())
     dense, least = kept["dense"]["costs"]["latency"], kept["least"]
     assert 5 < least < dense
     least = kept["least"] = least + 0.1  # a new measurement would differ from it
-    (out / "state" / "search" / "trials.json").write_text(json.dumps(kept))
+    (out / "state" / "search" / "trials.json").write_text(sealed(kept))
     results = run(recipe, out, resume=True)
     (line,) = [line for line in results["warnings"] if "cannot be reached" in line]
     assert f"still takes {least:.4g} milliseconds" in line and "search.latency_batch=128" in line
