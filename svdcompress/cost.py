@@ -189,6 +189,10 @@ PATIENCE = 20.0
 128)."""
 
 
+ALIKE = 5.0
+"""Once calls have taken this many times the intended time, two of each are enough if they agree (see `take_turns`)."""
+
+
 WARM_UPS, SLOW = 3, 1.0
 """Calls of a file before the clock starts, and seconds after which no more of them follow: for a file that is timed only three
 times (see `PATIENCE`), three more calls would be half of the time (a BERT, a batch of 128)."""
@@ -201,6 +205,7 @@ def latencies(
     *,
     threads: int = 1,
     seconds: float = 1.0,
+    agreeing: float = 0.0,
 ) -> dict[str, dict[str, float]]:
     """Median latencies of ONNX files on the CPU, in milliseconds, as {name: {"batch_1": ms, ...}}.
 
@@ -212,6 +217,8 @@ def latencies(
     make_input: takes a batch size, and returns an array for the file's first input, or {input name: array}.
     threads: threads of each session within an operator.
     seconds: time spent on each batch size, over all files (at least 10 calls of each, or 3 once that took 20 times as long).
+    agreeing: if the calls of each file differ by at most this share, two of each are enough once they took five times as long;
+        for comparisons in which that is precise enough.
     Raises ExportError if onnxruntime cannot load or run a file.
     """
     if threads < 1:
@@ -221,7 +228,7 @@ def latencies(
     for batch in batch_sizes:
         feed = make_input(batch)
         runs = {name: _runner(paths[name], session, feed, batch) for name, session in sessions.items()}
-        for name, times in take_turns(runs, seconds, clock_of(threads)).items():
+        for name, times in take_turns(runs, seconds, clock_of(threads), agreeing).items():
             result[name][f"batch_{batch}"] = statistics.median(times) * 1e3
     return result
 
@@ -283,20 +290,30 @@ def _fine() -> bool:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], Any]], seconds: float, clock: Clock = time.perf_counter
+    runs: Mapping[str, Callable[[], Any]], seconds: float, clock: Clock = time.perf_counter, agreeing: float = 0.0
 ) -> dict[str, list[float]]:
     """Call several functions in turns for this many seconds in total (at least 10 calls of each, or 3 once they have taken
-    `PATIENCE` times as long); returns the seconds of each call, by `clock`."""
+    `PATIENCE` times as long, or 2 once they have taken `ALIKE` times as long and each function's differ by a share of at most
+    `agreeing`); returns the seconds of each call, by `clock`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     begun = time.perf_counter()
     order = list(runs)
-    while (taken := time.perf_counter() - begun) < seconds or len(times[order[0]]) < (10 if taken < PATIENCE * seconds else 3):
+    while True:
+        taken, calls = time.perf_counter() - begun, len(times[order[0]])
+        if taken >= seconds and calls >= (10 if taken < PATIENCE * seconds else 3):
+            break
+        if agreeing and taken >= ALIKE * seconds and calls >= 2 and all(_agree(each, agreeing) for each in times.values()):
+            break
         for name in order:
             start = clock()
             runs[name]()
             times[name].append(clock() - start)
         order.append(order.pop(0))  # no file always runs right after the same other one
     return times
+
+
+def _agree(times: Sequence[float], share: float) -> bool:
+    return max(times) - min(times) <= share * min(times)
 
 
 def compression(dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:

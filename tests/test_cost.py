@@ -192,6 +192,28 @@ def test_slow_files_are_called_three_times_instead_of_ten():
     assert len(costs.take_turns({"quick": quick}, seconds=0.001)["quick"]) >= 10
 
 
+@pytest.mark.parametrize(
+    ("took", "agreeing", "calls"),
+    [
+        ([3.0, 3.03], 0.02, 2),
+        ([3.0, 3.2, 3.03], 0.02, 7),  # the second one differs, so it takes 20 s to be enough
+        ([3.0, 3.03], 0.0, 7),
+        ([1.0, 1.0], 0.02, 5),  # not before it has taken 5 s
+        ([0.05], 0.02, 20),
+    ],
+)
+def test_calls_that_agree_need_no_repetition(monkeypatch, took, agreeing, calls):
+    now = [0.0]
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: now[0])
+    rest = iter([*took, *[took[-1]] * 100])
+
+    def run():
+        now[0] += next(rest)
+
+    found = costs.take_turns({"file": run}, seconds=1.0, clock=lambda: now[0], agreeing=agreeing)
+    assert len(found["file"]) == calls
+
+
 @pytest.mark.parametrize(("slow", "calls"), [(0.05, 1), (10.0, 3)])
 def test_a_file_whose_first_call_is_slow_is_warmed_up_once(monkeypatch, slow, calls):
     class Session:

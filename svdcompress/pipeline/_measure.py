@@ -31,6 +31,9 @@ COMMAND_SECONDS = 600
 BATCHES = (1, 128)
 """Batch sizes over which latency is averaged (geometric mean) if the recipe sets none."""
 
+AGREEING = 0.02
+"""Calls of a file that differ by no more than this need no repetition: a search measures some ten files for each trial."""
+
 THREADS = 1
 """Threads of onnxruntime."""
 
@@ -116,7 +119,7 @@ class Measure:
         if command is not None:
             return {key: asked(command, file) for key, file in files.items()}
         make_input = partial(feed, self.data)(next(iter(files.values())))
-        times = cost.latencies(files, make_input, self.batches, threads=THREADS)
+        times = cost.latencies(files, make_input, self.batches, threads=THREADS, agreeing=AGREEING)
         return {key: math.prod(each.values()) ** (1 / len(each)) for key, each in times.items()}
 
 

@@ -29,7 +29,7 @@ def machine(monkeypatch):
     """Files take time proportional to their size, times the machine's speed; calls: [(files, batches)]."""
     state = {"speed": 1.0, "calls": [], "name": "one"}
 
-    def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0):
+    def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0, agreeing=0.0):
         state["calls"].append((sorted(paths), list(batch_sizes)))
         assert threads == 1 and all(len(make_input(batch)) == batch for batch in batch_sizes)
         return {

@@ -129,7 +129,7 @@ def test_the_least_latency_is_measured_once(tiny_recipe, tmp_path, monkeypatch):
 
     asked = []
 
-    def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0):
+    def latencies(paths, make_input, batch_sizes=(1, 128), *, threads=1, seconds=1.0, agreeing=0.0):
         asked.append(sorted(paths))
         return {name: dict.fromkeys(("batch_1", "batch_128"), 5 + cost.file_bytes(path) / 1e4) for name, path in paths.items()}
 
