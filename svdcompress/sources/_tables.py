@@ -13,6 +13,7 @@ from torch import Tensor
 
 from svdcompress.errors import DataError, shortened
 from svdcompress.recipe import DataSection
+from svdcompress.sources._categories import HOW, commas, note, with_comma
 from svdcompress.sources._raw import Raw, Table, encode_classes, optional
 from svdcompress.sources._text import tokens
 
@@ -50,7 +51,8 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
         features = [text["text"]]
     categories = {} if text else _categories(frame, features, place)
     classes: list[str] | None = None
-    said: list[str] = []
+    said = commas(categories, place)
+    notes = note(categories, place)
     wanted, classes = _targets(frame, targets, None, task, place, said)
     preprocessing: dict[str, Any] = {
         "columns": features,
@@ -60,7 +62,7 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     }
     train = Table(place, frame_inputs(frame, preprocessing, place, said), wanted)
     if section.test is None:
-        return Raw(train, classes=classes, preprocessing=preprocessing, warnings=said)
+        return Raw(train, classes=classes, preprocessing=preprocessing, warnings=said, notes=notes)
     test_place = section.test.partition(":")[2] or section.test
     test_frame = open_frame(Path(test_place), "parquet" if test_place.endswith(".parquet") else "csv", "data.test", texts)
     for column in targets:
@@ -68,7 +70,7 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
             raise DataError(f"data.test: {test_place} has no column {column!r}")
     wanted, _ = _targets(test_frame, targets, classes, task, test_place)
     test = Table(test_place, frame_inputs(test_frame, preprocessing, test_place), wanted)
-    return Raw(train, test, classes=classes, preprocessing=preprocessing, warnings=said)
+    return Raw(train, test, classes=classes, preprocessing=preprocessing, warnings=said, notes=notes)
 
 
 def _targets(
@@ -220,11 +222,13 @@ def _categories(frame: Any, features: list[str], place: str) -> dict[str, list[s
         if not _is_number(series):
             names = sorted(series.astype(str).unique())
             if len(names) > MOST_CATEGORIES:
-                raise DataError(
-                    f"data.features: {place}: column {column!r} is text with {len(names)} distinct values; "
-                    "leave it out (data.features lists the columns to use), or, for a language model, name its tokenizer "
+                how = (
+                    "; leave it out (data.features lists the columns to use), or, for a language model, name its tokenizer "
                     "(--data-arg tokenizer=FOLDER)"
                 )
+                if comma := with_comma(names):
+                    how = f", which look like numbers with a comma ({comma}): {HOW}"
+                raise DataError(f"data.features: {place}: column {column!r} is text with {len(names)} distinct values{how}")
             found[column] = names
     return found
 
@@ -244,7 +248,8 @@ def _numbers(series: Any, place: str, field: str) -> Tensor:
     if not _is_number(series):
         pandas = optional("pandas", "pandas", "data: tables")
         row = int(pandas.to_numeric(series, errors="coerce").isna().to_numpy().argmax())
-        raise DataError(f"{field}: {place}: column {series.name!r} holds {series.iloc[row]!r} in row {row}, not numbers")
+        how = f"; {HOW}" if with_comma(series.astype(str).unique()) else ""
+        raise DataError(f"{field}: {place}: column {series.name!r} holds {series.iloc[row]!r} in row {row}, not numbers{how}")
     values = series.to_numpy().astype(np.float64)
     if not np.isfinite(values).all():
         raise DataError(f"{field}: {place}: column {series.name!r}: infinite in row {int((~np.isfinite(values)).argmax())}")

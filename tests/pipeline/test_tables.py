@@ -53,17 +53,22 @@ def test_columns_and_target_have_mean_0_and_deviation_1(houses):
     assert x[:, :2].mean(0).abs().max() < 1e-4 and (x[:, :2].std(0, correction=0) - 1).abs().max() < 1e-4
     assert set(x[:, 2:].flatten().tolist()) == {0.0, 1.0}  # categories are unchanged
     assert abs(float(y.mean())) < 1e-4 and abs(float(y.std()) - 1) < 1e-4
-    assert len(data.notes) == 1 and "and so is price" in data.notes[0] and "data.standardize=false" in data.notes[0]
+    of_text, scaled = data.notes
+    assert "kind (2 values)" in of_text and "and so is price" in scaled and "data.standardize=false" in scaled
     assert not data.warnings
+
+
+def scaled(data):
+    return [note for note in data.notes if "standardized" in note]
 
 
 def test_what_is_set_wins(houses):
     raw = open_data(section(standardize=False), "regression")
-    assert raw.target_scale is None and raw.train.inputs[:, 1].min() >= 1950 and not raw.notes
+    assert raw.target_scale is None and raw.train.inputs[:, 1].min() >= 1950 and not scaled(raw)
     assert not raw.warnings  # as requested
     assert open_data(section(target_scale="none"), "regression").target_scale is None
     own = open_data(section(transform=[{"scale": 0.5}]), "regression")
-    assert own.preprocessing["transform"] == [{"scale": 0.5}] and own.target_scale is None and not own.notes
+    assert own.preprocessing["transform"] == [{"scale": 0.5}] and own.target_scale is None and not scaled(own)
     classes = open_data(DataSection(name="csv:houses.csv", target="kind"), "classification")
     assert classes.target_scale is None and classes.notes[0].count("price") == 0
     assert classes.train.inputs.std(0).max() < 1.1
