@@ -53,7 +53,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
             raise DataError(
                 f"data.name: {name} returned {', '.join(map(str, made))}: validation, val and valid mean the same split"
             )
-    elif isinstance(made, tuple | list) and not _is_pair(made):
+    elif isinstance(made, tuple | list) and not _is_pair(made, name):
         names = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}.get(len(made), ())
         parts = dict(zip(names, made, strict=True)) if names else {}
     else:
@@ -68,10 +68,31 @@ def read_factory(name: str, section: DataSection) -> Raw:
     return Raw(tables["train"], tables.get("test"), tables.get("validation"), warnings=warnings)
 
 
-def _is_pair(made: Any) -> bool:
-    """Whether this is (inputs, targets) and not (train, test): arrays only, or inputs of several arrays with one of targets."""
+def _is_pair(made: Any, name: str) -> bool:
+    """Whether this is (inputs, targets) and not (train, test): arrays only, or inputs of any form with an array of targets.
+
+    A list of numbers (or of names, which `_pair` refuses) counts as an array: it cannot be a split.
+    Raises DataError for two nested lists of numbers, which may be either.
+    """
     arrays = [isinstance(part, Tensor | np.ndarray) for part in made]
-    return all(arrays) or (len(made) == 2 and arrays[1] and isinstance(made[0], tuple | list | dict))
+    if all(arrays) or len(made) != 2:
+        return all(arrays)
+    if _nested(made[0]) and _nested(made[1]) and len(made[0]) == len(made[1]):
+        raise DataError(
+            f"data.name: {name}: two lists of lists may be (inputs, targets) or (train, test): pass arrays or tensors"
+        )
+    return (arrays[1] or _plain(made[1])) and isinstance(made[0], tuple | list | dict | Tensor | np.ndarray)
+
+
+def _plain(part: Any) -> bool:
+    """Whether this is a list of numbers or of texts."""
+    first = part[0] if isinstance(part, list) and part else None
+    return isinstance(first, int | float | str | np.generic) or (isinstance(first, Tensor) and first.dim() == 0)
+
+
+def _nested(part: Any) -> bool:
+    """Whether this is a list of lists of numbers, of any depth."""
+    return isinstance(part, list) and bool(part) and (_nested(part[0]) or (isinstance(part[0], list) and _plain(part[0])))
 
 
 def _table(part: Any, name: str, section: DataSection) -> Table:
@@ -97,6 +118,8 @@ def _table(part: Any, name: str, section: DataSection) -> Table:
 def _pair(inputs: Any, targets: Any, name: str) -> Table:
     """Inputs and targets as a table. Raises DataError unless both are numbers and equally many."""
     sizes: list[int] = []
+    if _texts(targets):
+        raise DataError(f"data.name: {name}: the targets are texts: pass arrays or tensors of numbers, with classes from 0 on")
     try:
         inputs, targets = _tensors(inputs), torch.as_tensor(targets).cpu()
         map_tensors(inputs, lambda tensor: sizes.append(len(tensor)))
@@ -106,6 +129,11 @@ def _pair(inputs: Any, targets: Any, name: str) -> Table:
     if len(set(sizes)) > 1 or len(sizes) < 2:
         raise DataError(f"data.name: {name}: {', '.join(map(str, sizes[:-1])) or 'no'} inputs, but {sizes[-1]} targets")
     return Table(name, inputs, targets)
+
+
+def _texts(targets: Any) -> bool:
+    values = targets.ravel() if isinstance(targets, np.ndarray) else targets
+    return isinstance(values, list | tuple | np.ndarray) and len(values) > 0 and isinstance(values[0], str)
 
 
 def _tensors(inputs: Any) -> Any:
