@@ -41,7 +41,7 @@ class Raw:
 
     preprocessing: what is needed to read more examples in the same way (columns, categories, image size).
     warnings: what the user should know about how the data are read. notes: how they were read. columns: those that are read,
-    for sources that name them.
+    for sources that name them. array: the name of the training inputs in their file, if it has one.
     """
 
     train: Table
@@ -52,6 +52,7 @@ class Raw:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     columns: list[str] | None = None
+    array: str = ""
 
 
 def no_targets(count: int) -> Tensor:

@@ -52,6 +52,18 @@ def test_arrays_that_look_like_a_split_and_are_not_read_are_named(tmp_path):
     assert opened(f"npz:{tmp_path / 'b.npz'}").warnings == []
 
 
+def test_arrays_with_names_of_data_that_are_not_read_are_named(tmp_path):
+    x, y = np.zeros((20, 3), np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", x=x, y=y, x_train=x + 1, y_train=y, x_test=x, y_test=y, note=y)
+    data = opened(f"npz:{tmp_path / 'a.npz'}")
+    (line,) = data.warnings
+    assert line.endswith("a.npz: not read, although named like data: x, y (read: x_train, y_train, x_test, y_test)")
+    assert level(data.train) == 1
+    np.savez(tmp_path / "b.npz", x=x, data=x, y=y)
+    (line,) = opened(f"npz:{tmp_path / 'b.npz'}").warnings
+    assert "not read, although named like data: data (read: x, y)" in line
+
+
 def test_a_share_that_does_nothing_is_told(tmp_path):
     name = arrays(tmp_path / "a.npz", train=40, validation=12, test=20)
     lines = opened(name, validation=0.3, test_share=0.5).warnings
