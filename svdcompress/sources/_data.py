@@ -85,7 +85,11 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     warnings = _bytes(section, train)
     warnings += _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
     if task == "classification":
-        warnings += _standard.not_classes(train.targets, raw.classes) or _standard.absent_classes(train.targets, raw.classes)
+        warnings += (
+            _standard.not_classes(train.targets, raw.classes)
+            or _standard.absent_classes(train.targets, raw.classes)
+            or _standard.unseen_classes({name: table.targets for name, table in tables.items()})
+        )
     unasked = standardized and section.standardize == "auto"
     notes = raw.notes + ([_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else [])
     return Data(

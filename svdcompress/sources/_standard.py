@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from svdcompress.recipe import DataSection
+from svdcompress.sources._positions import IGNORED
 
 OFF = "--set data.standardize=false"
 
@@ -126,3 +127,29 @@ def absent_classes(targets: Tensor | None, classes: list[str] | None) -> list[st
         f"no training example belongs to {len(absent)} of the {len(classes)} classes ({named}): the sparse model cannot learn "
         "them"
     ]
+
+
+def unseen_classes(targets: Mapping[str, Tensor | None]) -> list[str]:
+    """A warning about classes that validation or test data have, but training data don't; targets: of each split.
+
+    Two dimensions may be tokens, many of which occur in one text alone: they are left out.
+    """
+    counts = {name: _counted(each) for name, each in targets.items() if each is not None and each.dim() != 2}
+    seen = counts.pop("train", None)
+    if seen is None:
+        return []
+    unseen = sorted({label for found in counts.values() for label in found} - set(seen))
+    if not unseen:
+        return []
+    told = [
+        f"{label} ({', '.join(f'{name} has {found[label]:,}' for name, found in counts.items() if label in found)})"
+        for label in unseen[:5]
+    ]
+    more = " ..." if unseen[5:] else ""
+    return [f"training data have no example of class{'es' * (len(unseen) > 1)} {', '.join(told)}{more}"]
+
+
+def _counted(targets: Tensor) -> dict[int, int]:
+    """How often each class occurs."""
+    counts = targets[targets != IGNORED].bincount()
+    return {label: int(counts[label]) for label in counts.nonzero()[:, 0].tolist()}

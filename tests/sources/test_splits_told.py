@@ -125,6 +125,28 @@ def test_classes_without_a_training_example_are_told(tmp_path):
     assert "1 of the 3 classes (eel)" in told[0][0] and "2 of the 3 classes (dog, eel)" in told[1][0]
 
 
+def splits(path, name="a.npz", **targets):
+    """An npz file with the given targets in each split."""
+    content = {f"y_{split}": np.array(labels) for split, labels in targets.items()}
+    content |= {f"x_{split}": np.ones((len(labels), 3), np.float32) for split, labels in targets.items()}
+    np.savez(path / name, **content)
+    return f"npz:{path / name}"
+
+
+def test_classes_that_only_other_splits_have_are_told(tmp_path):
+    name = splits(tmp_path, train=[0, 1] * 9, validation=[0, 1] + [2] * 7, test=[0, 1, 2, 4])
+    (line,) = opened(name).warnings
+    assert line == "training data have no example of classes 2 (validation has 7, test has 1), 4 (test has 1)"
+    assert opened(splits(tmp_path, train=[0, 2, 4], validation=[2], test=[0])).warnings == []
+
+
+def test_pixels_of_no_class_and_words_of_one_text_are_not_told(tmp_path):
+    maps = {"train": [[[0, 1]]] * 9, "validation": [[[-100, 0]]] * 2, "test": [[[1, 2]]]}
+    (line,) = opened(splits(tmp_path, **maps)).warnings
+    assert "no example of class 2 (test has 1)" in line
+    assert opened(splits(tmp_path, train=[[0, 1]] * 9, validation=[[0, 5]], test=[[1, 2]])).warnings == []
+
+
 def test_the_target_is_no_feature(tmp_path):
     (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{row},{row % 3},{row % 2}\n" for row in range(20)))
     with pytest.raises(DataError, match=r"data\.features: 'y' is the target"):
