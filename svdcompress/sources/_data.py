@@ -82,7 +82,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     preprocessing["standardized"] = standardized
     if isinstance(train.inputs, Tensor):
         preprocessing["input_shape"] = list(train.inputs.shape[1:])
-    warnings = _bytes(section, train)
+    warnings = _bytes(section, train, splits["train"])
     warnings += _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
     if task == "classification":
         warnings += (
@@ -104,10 +104,13 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     )
 
 
-def _bytes(section: DataSection, train: Table) -> list[str]:
-    """A warning for byte inputs that do not have the shape of images, but are scaled like images."""
-    arrays = train.dataset is None and (made_by(section) or str(section.name).startswith("npz:"))
-    return [_transforms.BYTES.format(train.origin)] if arrays and _transforms.flat_bytes(train.inputs) else []
+def _bytes(section: DataSection, train: Table, examples: Examples) -> list[str]:
+    """A warning for byte inputs that do not have the shape of images, but are scaled like images; those of a dataset are known
+    from the examples that were tried."""
+    check = examples.check if isinstance(examples, FromDataset) else None
+    flat = check.flat_bytes if check is not None else _transforms.flat_bytes(train.inputs)
+    arrays = made_by(section) or str(section.name).startswith("npz:")
+    return [_transforms.BYTES.format(train.origin)] if arrays and flat else []
 
 
 def _try(splits: dict[str, Examples]) -> None:

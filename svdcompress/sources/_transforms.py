@@ -95,8 +95,7 @@ def as_float(tensor: Tensor) -> Tensor:
 
 
 BYTES = (
-    "{}: byte inputs (uint8) are divided by 255 like images; pass other data (token ids, counts) as another type (int64, "
-    "float32)"
+    "{}: byte inputs (uint8) are divided by 255 like images; pass token ids as int64, and other data (counts, codes) as float32"
 )
 """The warning for `flat_bytes`, with the origin of the inputs."""
 
