@@ -14,7 +14,7 @@ from svdcompress.pipeline import _figures
 from svdcompress.pipeline._advice import advice, precision_taken, slow_precision, unpromised
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._convert import converted, final_beta, make_schedule, shrinking, while_training
-from svdcompress.pipeline._dense import check_model, dense_model
+from svdcompress.pipeline._dense import check_model, dense_model, tried
 from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
@@ -82,6 +82,7 @@ def dense_stage(context: Context, opened: Opened) -> Dense:
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
     model, trained = dense_model(recipe, data.notes)
     if recipe.data.unlabelled:
+        tried(model, recipe, data, inputs)
         with context.bars.working("labeling", stays=False):
             label(data, model, trained, context.place.device)
         context.note("unlabelled data: the dense model's answers are the targets, and every error is disagreement with it")

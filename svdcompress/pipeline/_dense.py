@@ -19,6 +19,7 @@ from svdcompress.pipeline._convert import check_dropout, planned
 from svdcompress.pipeline._logits import check_logits
 from svdcompress.pipeline._loss import check_loss, first_targets
 from svdcompress.pipeline._tokens import among_positions, copied
+from svdcompress.pipeline._types import other_type
 from svdcompress.recipe import Recipe
 from svdcompress.sources import (
     Data,
@@ -63,6 +64,21 @@ def dense_model(recipe: Recipe, notes: list[str] | None = None) -> tuple[nn.Modu
     return model, weights.trained if weights.trained is not None else arrives_trained(recipe.model, model)
 
 
+def tried(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> Any:
+    """The model's output for the first few training examples; leaves it in `eval()`. Raises ModelError if it does not run."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = call(model, inputs)
+        main_output(output)
+    except Exception as error:  # whatever the user's model raises
+        name = shown(recipe.model.name)
+        reason = cause(error)
+        why = token_limits(model, inputs) or channels_last(inputs) or other_type(model, inputs, data.place)
+        raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
+    return output
+
+
 def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> float:
     """Try, before any training, what a run will need of its dense model; leaves it in `eval()` and returns its loss.
 
@@ -73,16 +89,8 @@ def check_model(model: nn.Module, recipe: Recipe, data: Data, inputs: Any) -> fl
     `convert.dropout: draw` finds no dropout, or if `export.dynamic_axes` names what the inputs do not have or the model cannot
     take.
     """
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = call(model, inputs)
-        main = main_output(output)
-    except Exception as error:  # whatever the user's model raises
-        name = shown(recipe.model.name)
-        reason = cause(error)
-        why = token_limits(model, inputs) or channels_last(inputs)
-        raise ModelError(f"model: {name} fails on inputs{_shapes(inputs)}: {type(error).__name__}: {reason}{why}") from error
+    output = tried(model, recipe, data, inputs)
+    main = main_output(output)
     _check_one(model, recipe, inputs)
     check_shapes(data, recipe.data.name, inputs, model, open_dims(model, recipe, data, inputs))
     targets = first_targets(data, inputs)

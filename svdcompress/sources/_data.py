@@ -35,6 +35,7 @@ class Data:
     categories, image size, the shape of an input before the transforms if inputs are one tensor (`input_shape`), and whether
     the transforms begin by standardizing (`standardized`). warnings: what may be wrong, one line each. notes: what was done
     unasked, one line each. dim: the dimension of the model's output that holds the classes (`class_dim`), once a model was run.
+    place: where the training inputs are, for messages: their file or function, and their name in it (`x in FILE`).
     """
 
     train: Examples
@@ -48,6 +49,7 @@ class Data:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dim: int = 1
+    place: str = ""
 
 
 def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
@@ -101,6 +103,7 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
         preprocessing=preprocessing,
         warnings=raw.warnings + warnings,
         notes=notes,
+        place=f"{raw.array} in {train.origin}" if raw.array else train.origin,
     )
 
 
