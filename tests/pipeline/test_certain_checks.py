@@ -86,7 +86,7 @@ def test_what_the_files_say_of_their_certainty_is_computed_again(runs, task):
         assert ("model_mc.onnx", f"{name}: {asked[name][0]} of 120 test examples") in names
         assert {("model.onnx", f"promise: {name}"), ("model_mc.onnx", f"promise: {name}")} <= names
     figure = "ece" if task in ("classification", "binary") else "coverage"
-    assert ("model.onnx", f"{figure} of sparse, mean, 120 test examples") in names
+    assert ("model.onnx", f"calibration: {figure} of 120 test examples") in names
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "gaussian"])
@@ -136,7 +136,7 @@ def test_a_file_that_answers_alike_but_is_too_sure_is_found(runs, tmp_path):
         onnx.save(model, str(folder / name))
     change(folder, lambda results: None)
     wrong = failed(folder)
-    assert ("model.onnx", "ece of sparse, mean, 120 test examples") in wrong
+    assert ("model.onnx", "calibration: ece of 120 test examples") in wrong
     assert ("model.onnx", "coverage: coverage of 120 test examples") in wrong
     assert ("model_mc.onnx", "Monte-Carlo mean") in wrong
     assert ("model.onnx", "error of 120 test examples") not in wrong
@@ -169,7 +169,7 @@ def test_answers_that_were_changed_are_found(runs, tmp_path):
     change(folder, edit)
     assert failed(folder) == {
         ("model.onnx", "answer_above: answered of 120 test examples"),
-        ("model.onnx", "ece of sparse, mean, 120 test examples"),
+        ("model.onnx", "calibration: ece of 120 test examples"),
     }
 
 
