@@ -36,6 +36,8 @@ from svdcompress.errors import ModelError, UsageError, shortened
 FEWEST = 5
 """A median is taken over at least this many calls."""
 
+FILES = {"dense": "dense.onnx", "sparse": "model.onnx"}
+
 NAMES = {"dense": "dense", "sparse": "sparse", "csr": "sparse, CSR products", "sampled": "sparse, samples"}
 
 
@@ -64,7 +66,7 @@ def bench(
         raise UsageError(f"--seconds: {seconds:g} is not a time")
     place = on_device(device)
     opened = opened_run(run, trust_code, model)
-    paths = {name: run / file for name, file in (("dense", "dense.onnx"), ("sparse", "model.onnx")) if (run / file).is_file()}
+    paths = {name: opened.file(file) for name, file in FILES.items() if (run / file).is_file()}
     if not paths:
         raise UsageError(f"{run} holds no ONNX files (its recipe has export.onnx: false)")
     with short_of_memory(f"lower --batch (here {', '.join(map(str, batch))}), or use another --device"):

@@ -47,6 +47,7 @@ def pack(
         raise OutputError(f"--out: {path} exists already; name another file")
     check_file(path)
     opened = opened_run(run, trust_code, model)
+    src = opened.file(src.name)
     bits: dict[str, int] = {}
     if precision == "posterior":
         bits = {row.name: row.bits for row in export.suggested_bits(bare(opened.model))}

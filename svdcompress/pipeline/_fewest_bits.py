@@ -28,7 +28,7 @@ def fewest_bits(opened: OpenRun) -> dict[str, int]:
     """
     units = baked(opened.preprocessing, opened.recipe.task, opened.dim)
     known = budget(opened.recipe, (opened.results.get("dense") or {}).get("validation"))
-    allowed = Allowed(opened.folder / "model.onnx", opened.data, units, **known)
+    allowed = Allowed(opened.file("model.onnx"), opened.data, units, **known)
     sizes = {name: int(layer.relevant().sum()) for name, layer in variational_layers(bare(opened.model))}
 
     def tried(bits: dict[str, int], examples: Examples | None = None, figure: str | None = None) -> float:

@@ -19,6 +19,7 @@ from svdcompress import checkpoint, report
 from svdcompress.errors import CheckpointError, DataError, OutputError, TrustError, UsageError, explained, shortened
 from svdcompress.pipeline._extra import Extra
 from svdcompress.pipeline._folder import STATE, resume_command, stored_recipe
+from svdcompress.pipeline._foreign import foreign
 from svdcompress.pipeline._label import label
 from svdcompress.pipeline._recovery import for_recovery, slowed, steady
 from svdcompress.pipeline._same_data import changed
@@ -50,6 +51,7 @@ class OpenRun:
 
     trust_code: whether Python code that the folder's files name may run. Without it `model`, `dense`, `data` and `loss` raise
     TrustError if they need such code; the package's own models, data and losses always work.
+    compared: whether files are compared with `report.json` before they are used (`file`).
     """
 
     folder: Path
@@ -57,17 +59,41 @@ class OpenRun:
     trust_code: bool = False
     model_given: bool = False  # the caller named the model, not the folder
     handed: Mapping[str, Any] = field(default_factory=dict)  # the caller's objects, under "model" and "data"
+    compared: bool = True  # not by the checks of `verify`, which name such files themselves
+    _seen: set[str] = field(default_factory=set, init=False, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
         """The sparse variational model, in `eval()`."""
-        loaded = checkpoint.load(self.folder / "model.safetensors", self.fresh())
+        loaded = checkpoint.load(self.file("model.safetensors"), self.fresh())
         return whole(loaded, self._extra.get("inputs") or {}).eval()
 
     @cached_property
     def dense(self) -> nn.Module:
         """The dense model that the run started from, in `eval()`."""
-        return load_weights(self.fresh(), self.folder / "dense.safetensors").eval()
+        return load_weights(self.fresh(), self.file("dense.safetensors")).eval()
+
+    def file(self, name: str, *, own: bool = False) -> Path:
+        """The path of a file of the folder that is about to be used. Warns, once per file, if it is not the one that the run
+        wrote; own: raises CheckpointError instead, for a file that is worth nothing to another run."""
+        path = self.folder / name
+        if not self.compared or name in self._seen or not os.path.isfile(path):
+            return path
+        said = foreign(self.folder, name, self._digests, listed=own)
+        more = f"`svdc verify {shlex.quote(str(self.folder))}` says more"
+        if said and own:
+            raise CheckpointError(f"{said}, so what it says may be of other data. Restore or delete it; {more}")
+        self._seen.add(name)
+        if said:
+            warnings.warn(f"{said}: what comes of it need not agree with the report; {more}", stacklevel=4)
+        return path
+
+    @cached_property
+    def _digests(self) -> dict[str, dict[str, Any]] | None:
+        try:
+            return self.results.get("files")
+        except OutputError:  # no report, or none that can be read: the other files can be used without
+            return None
 
     def fresh(self) -> nn.Module:
         """A new model with the architecture that the run started from, without its weights."""
@@ -170,7 +196,7 @@ class OpenRun:
 
     @cached_property
     def _extra(self) -> dict[str, Any]:
-        path = self.folder / "model.safetensors"
+        path = self.file("model.safetensors")
         extra = checkpoint.read_manifest(path).get("extra") or {}
         try:
             Extra.model_validate(extra)

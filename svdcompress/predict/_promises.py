@@ -105,7 +105,7 @@ def _promises(path: Path, opened: OpenRun, by: str) -> Promises:
     by: what predicts, "samples" or "mean".
     """
     try:
-        found = load_promises(path, by)
+        found = load_promises(opened.file(KEPT, own=True), by)
     except (OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable ({error})") from error
     problem = ""

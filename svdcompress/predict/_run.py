@@ -161,7 +161,7 @@ def _left_to_do(opened: OpenRun) -> dict[str, Any]:
 
 
 def _mc_file(opened: OpenRun) -> Path:
-    path = opened.folder / MC_FILE
+    path = opened.file(MC_FILE)
     if not os.path.isfile(path):
         raise ExportError(f"{path}: no such file; write it with: svdc export {opened.folder} --monte-carlo --out {path}")
     return path
@@ -180,7 +180,7 @@ def _shape(opened: OpenRun) -> tuple[int, ...] | None:
 
 def _file_inputs(opened: OpenRun) -> list[Any]:
     """Inputs of the run's ONNX file; [] if it is missing or damaged."""
-    path = opened.folder / "model.onnx"
+    path = opened.file("model.onnx")
     if not os.path.isfile(path):
         return []
     import onnx

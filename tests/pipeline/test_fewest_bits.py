@@ -43,7 +43,8 @@ def opened(tmp_path, monkeypatch):
     export_onnx(model, tmp_path / "model.onnx", x[:2])
     monkeypatch.setattr("svdcompress.pipeline._fewest_bits.baked", lambda *_: Baked())
     recipe = SimpleNamespace(task="classification", search=SimpleNamespace(max_drop=None, max_error=None))
-    return SimpleNamespace(model=model, data=data, folder=tmp_path, preprocessing={}, dim=1, recipe=recipe, results={})
+    facts = {"folder": tmp_path, "file": tmp_path.joinpath, "preprocessing": {}, "dim": 1, "results": {}}
+    return SimpleNamespace(model=model, data=data, recipe=recipe, **facts)
 
 
 def test_the_layer_that_decides_gets_more(opened, tmp_path):

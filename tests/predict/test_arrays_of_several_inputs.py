@@ -38,7 +38,8 @@ def test_the_mask_of_a_run_is_not_dropped(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = svdc.convert(Masked(), log_sigma2=-30.0).eval()
     recipe = SimpleNamespace(task="classification", calibrate=CalibrateSection())
-    run = SimpleNamespace(folder=tmp_path, model=model, recipe=recipe, preprocessing={}, classes=None, tau=None, dim=1)
+    facts = {"folder": tmp_path, "file": tmp_path.joinpath, "model": model, "recipe": recipe, "preprocessing": {}}
+    run = SimpleNamespace(**facts, classes=None, tau=None, dim=1)
     monkeypatch.setattr(sys.modules["svdcompress.predict._run"], "open_run", lambda folder: run)
     np.savez(tmp_path / "two.npz", x=X, mask=MASK)
     predict_run("run", tmp_path / "two.npz", tmp_path / "p.npz", samples=2)

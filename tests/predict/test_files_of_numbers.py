@@ -42,7 +42,7 @@ def numbers(tmp_path_factory):
     export_onnx(model, folder / "model_mc.onnx", torch.randn(2, 3), monte_carlo=True)
     recipe = SimpleNamespace(task="classification", calibrate=CalibrateSection())
     facts = {"recipe": recipe, "preprocessing": {}, "classes": None, "tau": None, "dim": 1}
-    return SimpleNamespace(folder=folder, model=model, **facts)
+    return SimpleNamespace(folder=folder, file=folder.joinpath, model=model, **facts)
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,8 @@ def test_tokens_stay_whole(tmp_path, numbers, monkeypatch):
     torch.manual_seed(0)
     model = svdc.convert(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)), log_sigma2=-3.0).eval()
     export_onnx(model, tmp_path / "model.onnx", torch.ones(2, 3, dtype=torch.int64))
-    monkeypatch.setattr(
-        _run, "open_run", lambda folder: SimpleNamespace(**{**vars(numbers), "folder": tmp_path, "model": model})
-    )
+    facts = {**vars(numbers), "folder": tmp_path, "file": tmp_path.joinpath, "model": model}
+    monkeypatch.setattr(_run, "open_run", lambda folder: SimpleNamespace(**facts))
     np.save(tmp_path / "x.npy", np.arange(6).reshape(2, 3))
     assert predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=2)[1] == 2
 

@@ -41,7 +41,8 @@ def predicted(folder, monkeypatch, tmp_path):
         recipe = SimpleNamespace(task="classification", calibrate=CalibrateSection(), data=DataSection(name=name))
         preprocessing = {"input_shape": [3, 6, 5], "transform": list(transform)}
         facts = {"recipe": recipe, "preprocessing": preprocessing, "classes": None, "tau": None, "dim": 1}
-        monkeypatch.setattr(_run, "open_run", lambda folder: SimpleNamespace(folder=place, model=model, results={}, **facts))
+        run = SimpleNamespace(folder=place, file=place.joinpath, model=model, results={}, **facts)
+        monkeypatch.setattr(_run, "open_run", lambda folder: run)
         told = {}
         predict_run("run", place / inputs, tmp_path / "p.csv", samples=2, told=told, onnx=onnx)
         return told

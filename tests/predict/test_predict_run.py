@@ -27,6 +27,7 @@ def opened(folder, model, task="classification", preprocessing=None, **more):
     recipe = SimpleNamespace(task=task, calibrate=CalibrateSection(), data=DataSection(name="imagefolder:photos"))
     return SimpleNamespace(
         folder=folder,
+        file=lambda name, **_: folder / name,
         model=model.eval(),
         recipe=recipe,
         preprocessing=preprocessing or {},

@@ -23,6 +23,7 @@ def opened(folder, monkeypatch, task, outputs, **calibrate):
     """A stand-in for a run, which every call opens: a layer with five inputs, and the promises that its recipe asks for."""
     run = SimpleNamespace(
         folder=folder,
+        file=lambda name, **_: folder / name,
         model=svdc.convert(nn.Linear(5, outputs), log_sigma2=-3.0).eval(),
         recipe=SimpleNamespace(task=task, calibrate=CalibrateSection(**calibrate)),
         preprocessing={},
