@@ -145,8 +145,14 @@ def _check_unwrapped(model: nn.Module) -> None:
             )
 
 
-def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> None:
-    """Warn of log variances trained in half precision: near -10, 16-bit numbers are further apart than a training step."""
+IN_FLOAT32 = "keep them in float32, as svdcompress.convert(model.float()) does, and train under torch.autocast"
+
+
+def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int, remedy: str = IN_FLOAT32) -> None:
+    """Warn of log variances trained in half precision: near -10, 16-bit numbers are further apart than a training step.
+
+    remedy: what to do instead, in the terms of who trains.
+    """
     trained = [
         (name, layer.weight.dtype)
         for name, layer in layers
@@ -157,8 +163,7 @@ def warn_of_half_precision(layers: list[tuple[str, Any]], stacklevel: int) -> No
         names = ", ".join(name or "the model itself" for name, _ in trained[:4])
         warnings.warn(
             f"log variances cannot be trained in {dtype}, where optimizer steps are lost to rounding ({names}"
-            f"{' ...' if len(trained) > 4 else ''}): keep them in float32, as svdcompress.convert(model.float()) does, and "
-            "train under torch.autocast",
+            f"{' ...' if len(trained) > 4 else ''}): {remedy}",
             stacklevel=stacklevel,
         )
 

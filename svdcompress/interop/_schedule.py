@@ -17,7 +17,8 @@ from svdcompress.objective import Constant, Schedule, kl_divergence
 class Penalty:
     """`beta KL / N`, which a callback adds to the loss of a framework's training loop.
 
-    num_examples: N, the number of training examples; None: `count` finds it. schedule: beta by epoch, or a constant.
+    num_examples: N, the number of training examples; None: `count` finds it, anew for each training.
+    schedule: beta by epoch, or a constant.
     options: arguments of `convert`.
     """
 
@@ -25,6 +26,7 @@ class Penalty:
         if num_examples is not None and num_examples < 1:
             raise UsageError(f"num_examples: {num_examples} is not a number of training examples")
         self.num_examples = num_examples
+        self._given = num_examples is not None
         self.schedule = Constant(float(schedule)) if isinstance(schedule, int | float) else schedule
         self.options = options
         self.beta = self.schedule(0)
@@ -34,9 +36,15 @@ class Penalty:
         if not any(variational_layers(model)):
             convert(model, **self.options)
 
+    def begin(self) -> None:
+        """Forget what an earlier training left behind: its beta, and N if it was counted."""
+        self.beta = self.schedule(0)
+        if not self._given:
+            self.num_examples = None
+
     def count(self, loader: Any) -> None:
         """Take N from a data loader if it was not given."""
-        if self.num_examples is not None:
+        if self._given:
             return
         dataset = getattr(loader, "dataset", None)
         if not isinstance(dataset, Sized):

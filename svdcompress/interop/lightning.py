@@ -11,11 +11,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks
 from torch import Tensor
+from torch.utils.data import SequentialSampler
 
+from svdcompress.convert import warn_of_half_precision
 from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, decays
 from svdcompress.interop._schedule import Penalty
-from svdcompress.layers import variance_parameters
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
 from svdcompress.relevance import relevance
 
@@ -23,6 +25,12 @@ AVERAGING = tuple(
     getattr(callbacks, name) for name in ("StochasticWeightAveraging", "WeightAveraging") if hasattr(callbacks, name)
 )
 """Lightning's callbacks that keep a copy of the module; later versions have more of them."""
+
+IN_FLOAT32 = 'use Trainer(precision="bf16-mixed") or "16-mixed", which keep parameters in float32'
+"""The remedy for "bf16-true" and "16-true", which cast the module after its conversion."""
+
+CLEARLY = 0.9
+"""Fewer examples than this share of N make a difference."""
 
 
 class SparsifyCallback(pl.Callback):
@@ -42,6 +50,8 @@ class SparsifyCallback(pl.Callback):
 
     Name it before callbacks that average weights (StochasticWeightAveraging, EMAWeightAveraging), which copy the module;
     otherwise it raises UsageError.
+
+    Train in "32-true" or "bf16-mixed". With "bf16-true" or "16-true" log variances do not learn (a warning says so).
 
     The module's own loss has to average over the batch (a sum would make the KL count too little). Modules with manual
     optimization are refused: they call their optimizers themselves, and the callback sees no loss.
@@ -69,7 +79,10 @@ class SparsifyCallback(pl.Callback):
         if stage == "fit" and not variance_parameters(pl_module):
             self._refuse_copies(trainer)
         self.penalty.convert(pl_module)
-        if stage != "fit" or self._plain is not None:
+        if stage != "fit":
+            return
+        self.penalty.begin()
+        if self._plain is not None:
             return
         if not pl_module.automatic_optimization:
             raise UsageError(
@@ -80,7 +93,10 @@ class SparsifyCallback(pl.Callback):
 
         @functools.wraps(plain)
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            return self._penalised(plain(*args, **kwargs), pl_module)
+            output = plain(*args, **kwargs)
+            if self.penalty.num_examples is None:  # a search for a learning rate or batch size calls no `on_train_start`
+                self.penalty.count(trainer.train_dataloader)
+            return self._penalised(output, pl_module)
 
         pl_module.training_step = training_step
 
@@ -106,11 +122,30 @@ class SparsifyCallback(pl.Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find N, and warn if an optimizer decays the variances."""
+        """Find N, and warn of what would keep the variances from what the data say."""
         self.penalty.count(trainer.train_dataloader)
+        warn_of_half_precision(list(variational_layers(pl_module)), stacklevel=3, remedy=IN_FLOAT32)
+        self._tell_part(trainer)
         variances = variance_parameters(pl_module)
         if any(decays(optimizer, variances) for optimizer in trainer.optimizers):
             warnings.warn(DECAYED, stacklevel=2)
+
+    def _tell_part(self, trainer: pl.Trainer) -> None:
+        """Warn if each epoch takes the same part of the data, and N is the number of all: the KL would count too little."""
+        loader, batches, count = trainer.train_dataloader, trainer.num_training_batches, self.penalty.num_examples
+        sampler = getattr(loader, "sampler", None)
+        size = getattr(loader, "batch_size", None)  # None: a sampler makes the batches
+        if getattr(trainer, "fast_dev_run", False) or not isinstance(sampler, SequentialSampler):
+            return
+        if loader is None or size is None or count is None or batches >= len(loader):
+            return
+        seen = min(len(sampler), int(batches) * size)
+        if seen < CLEARLY * count:
+            warnings.warn(
+                f"limit_train_batches or overfit_batches leaves the same {seen:,} examples in each epoch, but the KL is "
+                f"divided by N = {count:,} and counts too little: shuffle, or give SparsifyCallback(num_examples={seen})",
+                stacklevel=3,
+            )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         """Set beta for this point of the epoch."""

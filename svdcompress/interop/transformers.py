@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from svdcompress.batch import in_eval
+from svdcompress.convert import warn_of_half_precision
 from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, WithoutDecay, decays
 from svdcompress.interop._schedule import Penalty
-from svdcompress.layers import variance_parameters
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
 
 IGNORED = -100
 """The label that transformers' losses leave out."""
+
+IN_FLOAT32 = "load the model in float32 (dtype=torch.float32), and train it with TrainingArguments(bf16=True)"
+"""The remedy for a model in half precision."""
 
 ITEMS = "num_items_in_batch"
 MEAN, LABELS, SHIFTED = "mean", "labels", "shifted labels"
@@ -72,7 +76,7 @@ class SparsifyCallback(TrainerCallback):
         train_dataloader: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Find N, check that the optimizer knows the variances, and add the KL to the model's loss."""
+        """Find N, check that the optimizer knows the variances and can train them, and add the KL to the model's loss."""
         self._leave(model)  # on_train_end does not run after Ctrl-C or an exception
         self.penalty.convert(model)  # for a callback that was added after the Trainer was made
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
@@ -83,6 +87,7 @@ class SparsifyCallback(TrainerCallback):
                 "add the KL; leave it out, or use svdcompress.ELBO as compute_loss_func"
             )
         self.penalty.count(train_dataloader)
+        warn_of_half_precision(list(variational_layers(model)), stacklevel=3, remedy=IN_FLOAT32)
         self._loss = None
         model.register_forward_hook(self._add, with_kwargs=True)
         self._spare(model, optimizer)

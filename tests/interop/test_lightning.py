@@ -20,6 +20,8 @@ import svdcompress as svdc
 from svdcompress.errors import UsageError
 
 L = pytest.importorskip("lightning.pytorch")
+from lightning.pytorch import tuner  # noqa: E402
+
 from svdcompress.interop.lightning import SparsifyCallback  # noqa: E402
 
 QUIET = {
@@ -159,6 +161,17 @@ def test_weight_decay_of_the_variances_is_told_of(apart, recwarn):
     assert len(said) == (not apart) and all("variance_parameters" in line for line in said)
 
 
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_variances_in_half_precision_are_told_of(precision, recwarn):
+    trainer = L.Trainer(max_epochs=1, precision=precision, callbacks=[SparsifyCallback(schedule=1.0)], **QUIET)
+    module = Module()
+    trainer.fit(module, DataLoader(data(), batch_size=2))
+    learned = any((layer.log_sigma2 != -10).any() for layer in module.body if isinstance(layer, nn.Linear))
+    said = [str(one.message) for one in recwarn if "cannot be trained in bfloat16" in str(one.message)]
+    assert learned == (precision == "bf16-mixed") and len(said) == (not learned)
+    assert all("(body.0, body.2)" in line and 'precision="bf16-mixed"' in line for line in said)
+
+
 def test_n_is_that_of_the_examples_that_a_sampler_takes():
     def counted(sampler) -> int:
         callback = SparsifyCallback()
@@ -170,6 +183,78 @@ def test_n_is_that_of_the_examples_that_a_sampler_takes():
     assert counted(None) == counted(RandomSampler(data(), num_samples=30, replacement=True)) == 12
     assert counted(subset) == counted(wrapper(subset, num_replicas=2, rank=0)) == 5
     assert counted(DistributedSampler(data(), num_replicas=2, rank=0)) == 12
+
+
+def test_a_callback_that_is_used_again_counts_again():
+    callback, seen = SparsifyCallback(schedule=1.0), []
+    for count in (12, 6):
+        L.Trainer(max_epochs=1, callbacks=[callback], **QUIET).fit(Module(), DataLoader(data(count), batch_size=6))
+        seen.append(callback.penalty.num_examples)
+    assert seen == [12, 6]
+    given = SparsifyCallback(num_examples=100, schedule=1.0)
+    L.Trainer(max_epochs=1, callbacks=[given], **QUIET).fit(Module(), DataLoader(data(), batch_size=6))
+    assert given.penalty.num_examples == 100
+
+
+@pytest.mark.parametrize(
+    ("limits", "shuffle", "given", "said"),
+    [
+        ({"limit_train_batches": 1}, False, None, True),
+        ({"overfit_batches": 2}, True, None, True),
+        ({"limit_train_batches": 0.5}, False, 6, False),
+        ({"limit_train_batches": 1}, True, None, False),  # another part in each epoch
+        ({"fast_dev_run": True}, False, None, False),
+        ({}, False, 100, False),  # as the user says
+    ],
+)
+def test_a_training_on_a_part_of_the_data_is_told_of(limits, shuffle, given, said, recwarn):
+    trainer = L.Trainer(max_epochs=1, callbacks=[SparsifyCallback(num_examples=given, schedule=1.0)], **limits, **QUIET)
+    trainer.fit(Module(), DataLoader(data(), batch_size=2, shuffle=shuffle))
+    found = [str(one.message) for one in recwarn if "limit_train_batches or overfit" in str(one.message)]
+    assert len(found) == said
+    assert all("N = 12" in line and f"num_examples={2 * next(iter(limits.values()))})" in line for line in found)
+
+
+def search_for_a_rate(trainer, module):
+    tuner.Tuner(trainer).lr_find(module, num_training=4, min_lr=1e-4)
+
+
+def search_for_a_batch_size(trainer, module):
+    tuner.Tuner(trainer).scale_batch_size(module, max_trials=1, init_val=2, steps_per_trial=1)
+
+
+def search_within_the_fit(trainer, module):
+    trainer.callbacks.append(L.callbacks.LearningRateFinder(num_training_steps=4, min_lr=1e-4, update_attr=False))
+    trainer.fit(module)
+
+
+@pytest.mark.parametrize("search", [search_for_a_rate, search_for_a_batch_size, search_within_the_fit])
+def test_a_search_before_the_training_counts_too(search, tmp_path):
+    class Tuned(Module):
+        lr = 0.1
+        batch_size = 2
+
+        def __init__(self):
+            super().__init__()
+            self.added = []
+
+        def training_step(self, batch, index):
+            self.nll = super().training_step(batch, index)
+            return self.nll
+
+        def on_before_backward(self, loss):
+            self.added.append((loss - self.nll).item() / (svdc.kl_divergence(self).item() / 12))
+
+        def train_dataloader(self):
+            return DataLoader(data(), batch_size=self.batch_size)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    module, callback = Tuned(), SparsifyCallback(schedule=1.0)
+    trainer = L.Trainer(max_epochs=1, callbacks=[callback], default_root_dir=tmp_path, **QUIET)
+    search(trainer, module)
+    assert module.added and module.added == pytest.approx([1.0] * len(module.added), rel=1e-3)
 
 
 def test_options_of_convert_are_handed_on_and_a_converted_module_is_kept():

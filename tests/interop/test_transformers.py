@@ -162,6 +162,26 @@ def test_after_a_training_that_broke_off_the_kl_counts_once(again, tmp_path):
     assert not model._forward_hooks and not model._forward_hooks_with_kwargs
 
 
+def test_a_callback_that_is_used_again_counts_again(tmp_path):
+    callback, seen = SparsifyCallback(schedule=1.0), []
+    for count in (8, 4):
+        trainer(vit(), images(count), tmp_path, callback=callback).train()
+        seen.append(callback.penalty.num_examples)
+    assert seen == [8, 4]
+
+
+def test_a_model_in_half_precision_is_told_of(tmp_path):
+    callback = SparsifyCallback(schedule=1.0)
+    one = trainer(vit(), images(2), tmp_path, callback=callback)
+    one.model.to(torch.bfloat16)  # after the conversion, which would have said it itself
+    one.data_collator = lambda rows: {
+        "pixel_values": torch.stack([row["pixel_values"] for row in rows]).bfloat16(),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+    with pytest.warns(UserWarning, match=r"cannot be trained in bfloat16.*TrainingArguments\(bf16=True\)"):
+        one.train()
+
+
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
 def test_weight_decay_is_not_for_variances_and_a_training_goes_on_from_a_checkpoint(optim, tmp_path):
     """With a loss of 0 and no KL, only decay changes anything."""
