@@ -22,6 +22,8 @@ from svdcompress.predict import predict_run
 from svdcompress.recipe import load_recipe, shipped_recipes
 from svdcompress.sources import code_in, preprocess
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not the one that the run wrote")
+
 MARK = "from pathlib import Path\nPath('mark').write_text('ran')\nfrom svdcompress.sources import NETS\n"
 CODE = MARK + "def make(**args):\n    return NETS['mlp'](**args)\ndef step(x):\n    return x\n"
 

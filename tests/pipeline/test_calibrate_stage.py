@@ -196,7 +196,7 @@ def test_runs_of_before_have_nothing_to_promise_from(tmp_path, calibrated):
     with pytest.raises(CheckpointError, match="validation"):
         predict_run(tmp_path / "old", tmp_path / "x.npy", tmp_path / "p.csv", answer_above=0.9)
     (tmp_path / "old" / "validation.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match="not readable"):
+    with pytest.raises(CheckpointError, match=r"validation\.safetensors is not the one that the run wrote"):
         predict_run(tmp_path / "old", tmp_path / "x.npy", tmp_path / "p.csv", answer_above=0.9)
 
 

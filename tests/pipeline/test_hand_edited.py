@@ -171,6 +171,7 @@ def test_report_json(tiny_run, tmp_path, change):
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*is not the one that the run wrote")
 def test_what_a_manifest_says_of_its_run(tiny_run, tmp_path, change, said):
     from safetensors import safe_open
     from safetensors.torch import save_file
