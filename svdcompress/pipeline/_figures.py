@@ -62,7 +62,7 @@ def layer_rows(
         after_by = {name.removeprefix("model."): found for name, found in after_by.items()}
     small = bare(small)
     dense_layers = dict(dense.named_modules())
-    after = {name: tuple(p.shape) for name, p in small.named_parameters()}
+    after = {name: tuple(p.shape) for name, p in small.named_parameters(remove_duplicate=False)}  # tied layers have one each
     layers = _variational(small)
     left = {name: int(layer.relevant().sum()) for name, layer in layers.items()}
     units = {layer.name: layer for layer in masks.layers}

@@ -150,9 +150,12 @@ def _moved_aside(out: Path) -> Path | None:
     files = [path for path in out.iterdir() if path.name != "recipe.yaml" and not is_temporary(path)]
     if not files:
         return None
-    aside = make_folder(_aside(out))
+    aside = make_folder(_aside(out.resolve()))  # "." has no name
     for path in files:
-        path.rename(aside / path.name)
+        try:
+            path.rename(aside / path.name)
+        except OSError as error:
+            raise OutputError(f"--resume: {path} cannot be moved to {aside} ({error.strerror})") from error
     shutil.copy2(out / "recipe.yaml", aside / "recipe.yaml")
     return aside
 

@@ -11,11 +11,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from svdcompress import checkpoint
-from svdcompress.errors import CheckpointError, explained, shortened
+from svdcompress.errors import explained, shortened
 from svdcompress.files import unsealed
 from svdcompress.objective import Constant
 from svdcompress.pipeline._begin import Dense, Variational
 from svdcompress.pipeline._context import Context
+from svdcompress.pipeline._damaged import resumable
 from svdcompress.pipeline._judged import on_validation
 from svdcompress.pipeline._recovery import slowed
 from svdcompress.pipeline._search_kept import keep
@@ -255,9 +256,7 @@ def _read(file: Path, state: Path) -> _Failed:
         return _Failed.model_validate(unsealed(file.read_bytes()))
     except ValueError as error:  # pydantic's are ValueErrors, too
         reason = shortened(explained(error) if isinstance(error, ValidationError) else str(error))
-        raise CheckpointError(
-            f"{file}: damaged ({reason}); remove it and {state.stem}*.pt beside it to recover again"
-        ) from None
+        raise resumable(f"{file}: damaged ({reason}); remove it and {state.stem}*.pt beside it to recover again") from None
 
 
 def _lower(rate: float) -> float:

@@ -92,7 +92,7 @@ def known(file: Path, names: Collection[str]) -> dict[str, Any] | None:
         return {name: stored[name] for name in names}
     except (ValueError, TypeError, KeyError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
-        raise CheckpointError(f"{file}: damaged ({reason}); remove {file.parent} to make the trial again") from error
+        raise resumable(f"{file}: damaged ({reason}); remove {file.parent} to make the trial again") from error
 
 
 def keep(file: Path, content: dict[str, Any] | None) -> None:

@@ -77,7 +77,7 @@ def outcome(
     else:
         aim = target / (1 + CLOSE)
         if goal.factor is not None and measure != "latency":
-            aim = math.floor(round(aim, 3))  # a share of a count
+            aim = math.floor(round(aim, 3)) or aim  # a share of a count, or less than one
         seen = _size_when_chosen(best)
         if measure == "latency" and seen is not None and seen <= target:
             factor = best.costs[measure] / aim

@@ -177,12 +177,13 @@ def test_of_a_lost_recipe(tiny_recipe, tmp_path):
     assert (out / "recipe.yaml").read_text() == text
 
 
-def test_of_a_finished_run_whose_report_is_gone(tiny_run, tmp_path):
+def test_of_a_finished_run_whose_report_is_gone(tiny_run, tmp_path, monkeypatch):
     """It looks unfinished. Run again, it loses nothing."""
     out = shutil.copytree(tiny_run[0], tmp_path / "run")
     (out / "report.json").unlink()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    said = prepare(out, resume=True)
+    monkeypatch.chdir(out)
+    said = prepare(Path("."), resume=True)
     aside = tmp_path / "run.old-1"
     assert said.endswith(f"are run again; what they had written is now in {aside}")
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == before

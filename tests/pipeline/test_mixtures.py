@@ -114,5 +114,6 @@ def test_a_damaged_choice_is_said(tmp_path):
     assert known_way(file) == {"way": "even", "asked": None, "count": 12.5, "mixture": None}
     for damage in ("{", "[]", '{"way": "even"}'):
         file.write_text(damage)
-        with pytest.raises(CheckpointError, match=r"way.json: damaged .*remove .* to make the trial again"):
+        with pytest.raises(CheckpointError, match=r"way.json: damaged .*remove .* to make the trial again") as error:
             known_way(file)
+        assert error.value.resumable

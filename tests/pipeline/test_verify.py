@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import svdcompress
 from svdcompress import checkpoint, report
 from svdcompress.cli._app import app
 from svdcompress.errors import OutputError, VerifyError
@@ -288,3 +289,27 @@ def test_short_memory_says_nothing_against_a_file(folder, monkeypatch):
         ("dense.onnx", None),
     ]
     assert "memory" in found.skipped[0].note
+
+
+class Tied(torch.nn.Module):
+    """Two layers that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # training is too short, and nothing can go
+@pytest.mark.parametrize("more", [{}, {"goal": "macs=2x"}])
+def test_a_run_with_tied_layers_passes_its_own_checks(tmp_path, more):
+    torch.manual_seed(0)
+    x = torch.randn(120, 8)
+    settings = {"dense.epochs": 2, "train.epochs": 1, "recover.epochs": 1, "uncertainty.samples": 0, "report.html": False}
+    settings |= {"report.latency": False, "search.trials": 1} if more else {"report.latency": False}
+    found = svdcompress.sparsify(Tied(), (x, (x[:, 0] > 0).long()), out=tmp_path / "run", settings=settings, **more)
+    assert {row["name"]: row["shape_after"] for row in found.results["layers"]}["b"] is not None
+    assert not verify_run(tmp_path / "run", model=Tied, data=(x, (x[:, 0] > 0).long())).failed
