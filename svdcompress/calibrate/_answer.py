@@ -21,9 +21,14 @@ STEPS = 100
 """The most thresholds that are tested from each start."""
 
 
+DOUBT, ULPS = 1e-5, 2.4e-7
+"""Confidences p count as equal if they differ by no more than DOUBT (1 - p) + ULPS: so far apart may be what another batch
+size, onnxruntime, or the float32 outputs of a file make of one input."""
+
+
 @dataclass(frozen=True)
 class AnswerAbove:
-    """A promise of accuracy: answer inputs whose confidence is at least `threshold`.
+    """A promise of accuracy: answer inputs whose confidence is at least `threshold`, which equals no example's.
 
     accuracy: the wanted one. measured: the accuracy on those validation examples that are answered; answered: their share;
     bound: the accuracy that holds with probability `confidence`; examples: the number of validation examples.
@@ -114,7 +119,7 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
     errors = int(wrong[best - 1])
     return AnswerAbove(
         accuracy=float(accuracy),
-        threshold=float(ordered[best - 1]),
+        threshold=_below(ordered, best),
         measured=1 - errors / best,
         answered=best / count,
         bound=lower_bound(errors, best, delta),
@@ -131,7 +136,23 @@ def _starts(count: int, accuracy: float, delta: float) -> list[int]:
 
 
 def _shares(ordered: Tensor, start: int) -> list[int]:
-    """Numbers of answers to test from a start on, at most STEPS; equal confidences are answered together."""
+    """Numbers of answers to test from a start on, at most STEPS; (nearly) equal confidences are answered together."""
     count = len(ordered)
     numbers = torch.linspace(start, count, STEPS, dtype=torch.float64).round().long().unique()
-    return sorted({int((ordered >= ordered[number - 1]).sum()) for number in numbers.tolist()})
+    apart = (ordered[:-1] - ordered[1:]) > _equal(ordered[:-1])
+    ends = torch.cat([apart.nonzero().flatten() + 1, torch.tensor([count], device=apart.device)])
+    return ends[torch.searchsorted(ends, numbers.to(ends.device))].unique().tolist()
+
+
+def _below(ordered: Tensor, answered: int) -> float:
+    """The threshold that answers this many: so far below the last example, and above the next, that rounding moves neither
+    across it."""
+    last = ordered[answered - 1]
+    below = _equal(last)
+    if answered < len(ordered):
+        below = torch.minimum(below, (last - ordered[answered]) / 2)
+    return float(last - below)
+
+
+def _equal(confidence: Tensor) -> Tensor:
+    return DOUBT * (1 - confidence) + ULPS

@@ -18,6 +18,7 @@ from svdcompress.pipeline._calibrate import SAMPLES, promised_on, within
 from svdcompress.pipeline._checks import MC_ONNX, ONNX, ROUNDED, Check, Material, Skip, fitting_file, rounded
 from svdcompress.pipeline._figures import macs_of
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
+from svdcompress.pipeline._promised import NAMES, sets_of
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._uncertainty import row
 from svdcompress.sources import Examples, example_inputs
@@ -29,10 +30,10 @@ MOST_MACS = 10**11
 SIGMAS = 4.0
 """Standard errors by which a figure of other draws, and of a part of the examples, may differ."""
 
-FILES = {"mean": ONNX, "samples": MC_ONNX}
+FEWEST = 30
+"""The fewest answers that an accuracy is compared on."""
 
-SHARES = {"coverage": "size", "accuracy": "answered"}
-"""The figures of each kind of promise on the test data."""
+FILES = {"mean": ONNX, "samples": MC_ONNX}
 
 ROW = "sparse, mean"
 
@@ -80,15 +81,20 @@ def kept_by_samples(material: Material) -> Iterator[Check]:
     macs = macs_of(opened.model, example_inputs(opened.data.test, 1))
     test = within(promised_on(opened.model, opened.data), drawn, macs, MOST_MACS)
     own = own_likelihood(opened.model, opened.data.task, opened.data.dim)
-    for name, stored, found in _measured(made, _drawn(path, material, drawn), test, material, own):
-        figure = next(key for key in SHARES if key in stored)
-        value, answered = stored.get(figure), stored.get("answered")
-        if value is None:
-            continue
-        count = len(test) if answered is None else max(1.0, answered * len(test))
-        rare = min(max(value, 1 / count), 1 - 1 / count) if count > 2 else 0.5
-        allowed = SIGMAS * math.sqrt(rare * (1 - rare) / count) + 1 / count
-        yield _near(f"{name}: {figure} of {len(test):,} test examples", MC_ONNX, value, found.get(figure), allowed, told=True)
+    others: list[float] = []  # the share of numbers in each batch of sets or intervals that are not as promised
+    for name, stored, found in _measured(made, _drawn(path, material, drawn, own, others), test, material, own):
+        for figure in ("coverage", "answered", "accuracy"):
+            value, count = stored.get(figure), float(len(test))
+            if figure == "accuracy":
+                count *= stored.get("answered") or 0.0
+            if value is None or found.get(figure) is None or count < FEWEST:
+                continue  # too few tell nothing
+            rare = min(max(value, 1 / count), 1 - 1 / count)
+            allowed = SIGMAS * math.sqrt(rare * (1 - rare) / count) + 1 / count
+            yield _near(f"{name}: {figure} of {len(test):,} test examples", MC_ONNX, value, found[figure], allowed, told=True)
+    if others:
+        worst = max(others)
+        yield Check("sets or intervals, not as promised", MC_ONNX, 0.0, worst, worst <= ROUNDED)
 
 
 def calibration(material: Material) -> Iterator[Check]:
@@ -135,18 +141,23 @@ def _of_file(model: nn.Module, material: Material) -> Likelihood:
     return own if own.constant_noise else own.plain()
 
 
-def _drawn(path: Any, material: Material, samples: int) -> Callable[[Any], Prediction]:
-    """Predicts with the Monte-Carlo file, in the units of the model's outputs."""
+def _drawn(path: Any, material: Material, samples: int, own: Likelihood, others: list[float]) -> Callable[[Any], Prediction]:
+    """Predicts with the Monte-Carlo file, in the units of the model's outputs. others: receives, for each batch, the share of
+    the file's own sets or intervals that differ from what the report promises for its mean and variance."""
     session = open_session(path)
     names = [value.name for value in session.get_outputs()]
     if "mean" not in names:
         raise Skip("the file has no output 'mean'")
     target = material.units.target
     shift, scale = (0.0, 1.0) if target is None else target
+    promised = sets_of(material.results, "samples", own) if set(NAMES) & set(names) else None
 
     def predict(inputs: Any) -> Prediction:
         arrays = run(session, material.units.inputs(inputs), path, samples=np.array(samples, np.int64))
         outputs = dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+        if promised is not None:
+            pairs = [(value, outputs[name]) for name, value in promised(outputs).items()]
+            others.append(max(float((~torch.isclose(a.float(), b, rtol=1e-4, atol=1e-6)).float().mean()) for a, b in pairs))
         mean: Tensor = (outputs["mean"].double() - shift) / scale
         spread = {name: outputs[name].double() / scale**2 for name in ("variance", "epistemic") if name in outputs}
         variance = spread["variance"]
