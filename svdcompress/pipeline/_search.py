@@ -32,7 +32,8 @@ from svdcompress.search import CLOSE, Strategy, Trial
 from svdcompress.selection import Selection
 
 HOPELESS = 10.0
-"""The path ends at a level whose masks lose this many times what is allowed (at least 10 points), before any recovery."""
+"""With a budget, the path ends at a level whose masks lose this many times what is allowed (at least 10 points, or the dense
+model's RMSE), before any recovery."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,6 @@ class Search(Trials):
 
     def _climb(self) -> bool:
         """Train the path as far as models on it may be within the budget; False if the time was up before that."""
-        hopeless = self.judged.error + max(10.0, HOPELESS * min(self.allowed, 100.0)) if self.judged.probabilities else math.inf
-        limit = self.judged.error * (2 + HOPELESS * min(self.allowed, 100.0) / 100)
         if self._too_short:
             self.path.start()
             once = self.trials == 1 and self.goal is not None
@@ -169,7 +168,7 @@ class Search(Trials):
                 f"{error_of(row['error'], self.judged)} before recovery"
             )
             self._spend()
-            lost = row["error"] > (hopeless if self.judged.probabilities else limit)
+            lost = row["error"] > self._hopeless
             small_enough = self.goal is not None and not self.budget.given and self._small_enough(row)
             no_further = self.trials == 1 and self.goal is not None and self._empties_nothing  # no trial would start there
             if lost or small_enough or no_further:
@@ -178,6 +177,14 @@ class Search(Trials):
             if self._late() and not known:
                 return level == self.levels
         return True
+
+    @property
+    def _hopeless(self) -> float:
+        """The validation error beyond which a level of the path is the last; infinite without a budget: nothing is too much."""
+        if not self.budget.given:
+            return math.inf
+        error = self.judged.error
+        return error + max(10.0 if self.judged.probabilities else error, HOPELESS * self._points(self.allowed))
 
     def _small_enough(self, row: dict[str, float]) -> bool:
         """Whether more pressure would go far beyond the goal: the model is less than half of the goal's size already."""

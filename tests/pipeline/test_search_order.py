@@ -74,6 +74,28 @@ def test_a_search_whose_trials_were_fewer_goes_on_from_them(tmp_path):
     assert fewer.made == 0
 
 
+# Its path
+
+
+@pytest.mark.parametrize("probabilities", [True, False])
+@pytest.mark.parametrize("dense", [0.0, 0.1])
+def test_without_a_budget_no_error_ends_the_path(tmp_path, probabilities, dense):
+    """The levels' errors are 2.2 to 8.4, which is any number of times the RMSE on a model's own answers."""
+    search = Quick(tmp_path, "search.goal='nonzero=60x'")
+    search.judge(dense, probabilities)
+    search.run()
+    assert len(search.path.rows) == 6
+
+
+@pytest.mark.parametrize(("budget", "levels"), [("max_error=3", 6), ("max_error=0.5", 5), ("max_drop=5", 1)])
+def test_the_rmse_of_a_level_ends_the_path_if_it_is_far_beyond_the_budget(tmp_path, budget, levels):
+    """Beyond 29.1, 4.1 and 0.2, where the dense RMSE is 0.1: 10 times what may be lost, or at least that RMSE."""
+    search = Quick(tmp_path, f"search.{budget}", "search.trials=1")
+    search.judge(0.1, False)
+    search.run()
+    assert len(search.path.rows) == levels
+
+
 # Its number of trials
 
 
