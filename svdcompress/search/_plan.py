@@ -62,13 +62,14 @@ def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: 
     """The pressure to try next for models of one size, to lose less; None where another trial would tell nothing new.
 
     `start` is the pressure that leads to the size by itself, an estimate that gets better with each trial; it is tried first.
-    From there the search moves towards less error, by half a level, then by a quarter.
+    From there the search moves towards less error, by half a level, then by a quarter; of trials with nothing left, the one
+    with the least pressure counts as the best.
     """
     if all(abs(start - trial.pressure) > FINEST for trial in trials):
         return start
     errors = {trial.pressure: trial.error if trial.estimate is None else trial.estimate for trial in trials}
     errors |= {trial.pressure: math.inf for trial in trials if trial.empty}
-    best = min(errors, key=lambda pressure: (errors[pressure], -pressure))
+    best = min(errors, key=lambda pressure: (errors[pressure], pressure if math.isinf(errors[pressure]) else -pressure))
     step = 0.5
     while step > FINEST:
         for pressure in (best - step, best + step):

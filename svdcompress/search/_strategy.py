@@ -19,6 +19,9 @@ SHIFT = 0.8
 CLOSE = 0.02
 """A size that exceeds the goal by no more than this fraction has reached it."""
 
+BACK = 1.0
+"""After a trial of which nothing is left, the next one starts at least this many levels lower: at half the beta."""
+
 Ask = tuple[float, float]
 """A trial to make: its pressure, and its size in the measure of the search."""
 
@@ -143,8 +146,11 @@ class Strategy:
 
     def _pressure(self, seen: Sequence[Trial], size: float) -> float:
         """The pressure that leads to a size by itself once the model has cooled, estimated from the trials so far. Where
-        units are cut in steps (`press` is finite), it is estimated from the path alone, and is at most `press`."""
-        shifts = [self._on_path(trial.natural) - trial.pressure for trial in seen] if math.isinf(self.press) else []
+        units are cut in steps (`press` is finite), it is estimated from the path alone, and is at most `press`. A trial of
+        which nothing is left tells no size, only that its pressure was too much (unless there was none)."""
+        real = [trial for trial in seen if not trial.empty] if math.isinf(self.press) else []
+        shifts = [self._on_path(trial.natural) - trial.pressure for trial in real]
         shift = sum(shifts) / len(shifts) if shifts else SHIFT
-        highest = min(float(len(self.ratios)), self.press)
+        below = [trial.pressure - BACK for trial in seen if trial.empty and trial.pressure >= LOWEST]
+        highest = min(float(len(self.ratios)), self.press, *below)
         return round(min(max(self._on_path(self.dense / size) - shift, LOWEST), highest), 3)

@@ -96,6 +96,37 @@ def test_where_nothing_is_left_no_other_pressure_is_looked_for():
     assert towards is not None and abs(towards - 1.0) <= 0.5
 
 
+SIX = {"ratios": [2.0, 4.0, 8.0, 16.0, 32.0, 64.0], "errors": [2.0, 2.0, 2.1, 2.4, 3.0, 3.4], "error": 2.0}
+
+
+def test_after_a_trial_of_which_nothing_is_left_there_is_less_pressure():
+    """It counts as no smaller than the dense model, as if pressure did nothing."""
+    within = Strategy("nonzero", 1e5, None, True, 8, **SIX, allowed=0.5)
+    (pressure, size), gone = within.next([]), dataclasses.replace(nothing_left(1, 5.2), ratio=6.0, natural=1.0)
+    assert (pressure, size) == (5.2, 1e5 / 64)
+    assert within.next([gone]) == (3.2, 1e5 / 16)  # the pressure of this size on the path, as if there had been no trial
+    steps = dataclasses.replace(within, press=2.5)
+    assert steps.next([]) == (2.5, 1e5 / 64)
+    assert steps.next([dataclasses.replace(gone, pressure=2.5)]) == (1.5, 1e5 / 16)
+    without = dataclasses.replace(gone, pressure=-7.0)  # there was no pressure to be too much
+    assert steps.next([without]) == (2.5, 1e5 / 16)
+
+
+@pytest.mark.parametrize("edge", [1.9, 4.0])
+def test_a_goal_at_whose_pressure_nothing_is_left_is_looked_for_below(edge):
+    aimed, trials = Strategy("nonzero", 1e5, 2e3, False, 4, **SIX, allowed=math.inf), []
+    while (ask := aimed.next(trials)) is not None:
+        number, (pressure, size) = len(trials) + 1, ask
+        natural = {"natural": 2.0 ** (pressure + 0.8)}
+        trials.append(nothing_left(number, pressure) if pressure > edge else trial(number, pressure, 0.1, size))
+        trials[-1] = dataclasses.replace(trials[-1], **({"natural": 1.0} if trials[-1].empty else natural))
+    assert len(trials) == 4 and not aimed.best(trials).empty
+
+
+def test_where_nothing_is_left_of_any_trial_the_least_pressure_is_the_best():
+    assert better_pressure([nothing_left(1, 3.0), nothing_left(2, 2.0)], 2.0, 6) == 1.5
+
+
 @pytest.mark.parametrize("goal", [None, 60.0])
 def test_what_comes_next_does_not_depend_on_who_asks(goal):
     """At most as many as allowed, and without hidden state: the answer depends only on the list of trials."""
