@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from svdcompress.search._trial import Trial
 
@@ -56,6 +57,21 @@ def next_ratio(trials: Sequence[Trial], start: float, most: float = MOST) -> flo
         return min(low + 1, most) if most - low > FINEST else None
     high = min(above)
     return (low + high) / 2 if high - low > FINEST else None
+
+
+def reached(trials: Sequence[Trial], dense: float, measure: str) -> list[Trial]:
+    """The trials with what each says about sizes as its `ratio`, for `next_ratio`.
+
+    One that kept the budget counts with the size it has where pressure alone made it smaller than asked: up to that size, the
+    same pressure would lead to the same model again. One that lost too much counts with the size asked for, at which less
+    pressure may lose less; but as small as it is, if another that was kept is smaller than asked there.
+
+    dense: the dense model's value of the measure.
+    """
+    sizes = [max(trial.ratio, math.log2(dense / max(trial.costs[measure], 1e-12))) for trial in trials]
+    most = max((size for size, trial in zip(sizes, trials, strict=True) if trial.met), default=-math.inf)
+    counts = [trial.met or trial.ratio <= most for trial in trials]
+    return [replace(trial, ratio=size) if it else trial for trial, size, it in zip(trials, sizes, counts, strict=True)]
 
 
 def better_pressure(trials: Sequence[Trial], start: float, levels: int, lowest: float = LOWEST) -> float | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
+from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, reached, smallest, start_ratio
 from svdcompress.search._trial import Trial
 
 FURTHER = 0.85
@@ -111,7 +111,7 @@ class Strategy:
         start = start_ratio(self.ratios, self.errors, self.error, self.allowed)
         most = math.log2(self.dense / self.least) if self.least else math.inf
         while len(seen) < self.trials:
-            ratio = next_ratio(seen, start, most)
+            ratio = next_ratio(reached(seen, self.dense, self.measure), start, most)
             if ratio is None:
                 break
             size = max(self.dense * 2.0 ** -round(ratio, 3), self.least)

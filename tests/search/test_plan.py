@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from svdcompress.search import Trial, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
+from svdcompress.search._plan import reached
 
 
 def trial(number, pressure, drop, size, allowed=0.5, error=None, ratio=None):
@@ -73,6 +74,17 @@ def test_nothing_is_tried_beyond_what_can_be_had():
         ratio = next_ratio(trials, 3.0, most=4.5)
     assert [each.ratio for each in trials] == [2.0, 3.0, 4.0, 4.5]
     assert next_ratio([], 3.0, most=0.0) == 0.1  # a model from which nothing can be removed
+
+
+def test_a_trial_speaks_for_the_size_it_has_if_it_kept_the_budget_and_else_for_the_one_asked():
+    kept, lost = trial(1, 2.0, 0.1, 62.5, ratio=3.0), trial(2, 4.0, 0.9, 31.25, ratio=4.5)
+    count = lambda *trials: [each.ratio for each in reached(trials, 1000.0, "nonzero")]  # noqa: E731
+    assert count(kept, lost) == [4.0, 4.5] and next_ratio(reached([kept, lost], 1000.0, "nonzero"), 3.0) == 4.25
+    assert count(lost) == [4.5]
+    larger = replace(kept, costs={"nonzero": 250.0})  # as a latency may be that was measured again
+    assert count(larger) == [3.0]
+    below = replace(lost, ratio=3.5)  # the kept one is smaller than that
+    assert count(kept, below) == [4.0, 5.0]
 
 
 def test_far_from_the_budget_it_goes_back_faster():

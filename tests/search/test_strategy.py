@@ -123,6 +123,20 @@ def test_a_goal_at_whose_pressure_nothing_is_left_is_looked_for_below(edge):
     assert len(trials) == 4 and not aimed.best(trials).empty
 
 
+def test_no_model_is_made_twice_where_pressure_alone_makes_it_smaller_than_asked():
+    """At the highest pressure that is tried first, requests of 16x and 32x would both end at 91x."""
+    within = Strategy("macs", 1e5, None, True, 8, **{**SIX, "errors": [2.0, 2.0, 2.1, 9.0, 9.0, 9.0]}, allowed=0.5, press=2.5)
+    trials = []
+    while (ask := within.next(trials)) is not None:
+        ratio = math.log2(1e5 / ask[1])
+        size = min(ask[1], 1e5 / 2 ** (ask[0] + 4))
+        made = trial(len(trials) + 1, ask[0], 0.005 * 1e5 / size, size, ratio=ratio)
+        trials.append(dataclasses.replace(made, costs={"macs": size}))
+    made = [(one.pressure, one.costs["macs"]) for one in trials]
+    assert len(made) > 2 and len(set(made)) == len(made)
+    assert any(one.met for one in trials) and not all(one.met for one in trials)
+
+
 def test_where_nothing_is_left_of_any_trial_the_least_pressure_is_the_best():
     assert better_pressure([nothing_left(1, 3.0), nothing_left(2, 2.0)], 2.0, 6) == 1.5
 
