@@ -28,7 +28,7 @@ from svdcompress.pipeline._search_words import (
 from svdcompress.pipeline._smaller import Small
 from svdcompress.pipeline._unit_ways import FOLLOWS
 from svdcompress.recipe import MEASURES, smaller
-from svdcompress.search import CLOSE, Strategy, Trial
+from svdcompress.search import CLOSE, Ask, Strategy, Trial
 from svdcompress.selection import Selection
 
 HOPELESS = 10.0
@@ -87,8 +87,7 @@ class Search(Trials):
         """The best of all trials, and a line to report if the time was up before they were done."""
         whole = self._climb()
         strategy = self._strategy()
-        while (ask := strategy.next(self.kept.asked)) is not None and not self._over():
-            self._trial(*ask)
+        ask = self._made(strategy)
         lines = []
         if ask is not None or not whole:
             wanted = None if ask is None else (self.path.beta(ask[0]), self._dense_size / ask[1])
@@ -106,6 +105,19 @@ class Search(Trials):
         elif left_for(self.context.recipe, self._trained) and len(self.kept.asked) == len(self.kept.trials):
             self._say("the time was up before the best trial could recover further; use a larger --max-minutes")
         return strategy.best(self.kept.trials), lines
+
+    def _made(self, strategy: Strategy) -> Ask | None:
+        """Make the trials for which there is time, and return the one to make next, if any. If the time is up and nothing is
+        left of any trial, one more is made, which the strategy presses or cuts less: a model a little late is worth more than
+        none."""
+        spare = 1
+        while (ask := strategy.next(self.kept.asked)) is not None:
+            if self._over():
+                if not spare or not all(trial.empty for trial in self.kept.trials):
+                    break
+                spare -= 1
+            self._trial(*ask)
+        return ask
 
     def _cut_off(self, strategy: Strategy) -> bool:
         """Whether more trials would have been worth making than the limit on epochs allows."""

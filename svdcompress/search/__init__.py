@@ -3,7 +3,7 @@
 from svdcompress.search._budget import PER_NAT, Budget, Losses, Verdict, estimated, surely_worse
 from svdcompress.search._mixture import Option, best_option, record
 from svdcompress.search._plan import LOWEST, better_pressure, next_ratio, pressure_of_size, smallest, start_ratio
-from svdcompress.search._strategy import CLOSE, Strategy
+from svdcompress.search._strategy import CLOSE, Ask, Strategy
 from svdcompress.search._trial import NOTHING, Trial
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "LOWEST",
     "NOTHING",
     "PER_NAT",
+    "Ask",
     "Budget",
     "Losses",
     "Option",

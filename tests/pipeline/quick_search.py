@@ -1,6 +1,7 @@
 """A search whose levels and trials are computed by a formula instead of training, to test its order in milliseconds."""
 
 import time
+from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from svdcompress.pipeline._measure import Measure
 from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._search_kept import Kept
 from svdcompress.recipe import load_recipe, parse_goal
-from svdcompress.search import Budget, Losses, Trial
+from svdcompress.search import NOTHING, Budget, Losses, Trial
 
 DENSE = 1000.0
 
@@ -66,6 +67,7 @@ class Quick(_search.Search):
         self.judged = Losses(torch.arange(1000) < 20, torch.ones(1000), True)
         self.allowed = self.budget.allowed(self.judged.error)
         self.costs = {"nonzero": DENSE}
+        self.collapses = 0  # so many of the first trials have nothing left
         self.begin()
 
     def begin(self):
@@ -98,6 +100,8 @@ class Quick(_search.Search):
             seconds=1.0,
         )
         self.path.takes()
+        if number <= self.collapses:
+            trial = replace(trial, natural=1.0, costs=dict(self.costs), metrics={"error": 102.0, "nll": NOTHING}, met=False)
         self.kept.trials.append(trial)
         self._spend()
         self.made += 1

@@ -144,6 +144,22 @@ def test_the_time_of_the_path_counts(tmp_path, clock):
     assert len(search.path.rows) == 2 and len(search.kept.trials) == 1  # there is always one trial
 
 
+@pytest.mark.parametrize("settings", ["search.max_drop=0.5", "search.goal='nonzero=40x'"])
+def test_if_nothing_is_left_when_the_time_is_up_there_is_one_more_trial_with_less_pressure(tmp_path, clock, settings):
+    def minute():
+        clock[0] += 1
+
+    found = []
+    for collapses in (1, 5):
+        search = Quick(tmp_path / str(collapses), settings, "search.max_minutes=1.5", path=Path(takes=minute))
+        search.collapses = collapses
+        best = search.run()
+        (first, _), (second, _) = [(trial.pressure, trial.empty) for trial in search.kept.trials]
+        assert second < first and "2 of at most" in " ".join(search.warned)
+        found.append((best.number, best.empty))
+    assert found == [(2, False), (1, True)]  # the model that is left; and no trial after the second
+
+
 def test_the_time_of_all_sittings_counts(tmp_path, clock):
     """Including one that was interrupted in the middle of a trial."""
 
