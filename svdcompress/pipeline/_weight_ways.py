@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from svdcompress.layers import Threshold
+import torch
+from torch import nn
+
+from svdcompress.layers import Threshold, variational_layers
 from svdcompress.pipeline._way import CORRECTIONS, Way, Ways
 from svdcompress.relevance import Masks
 from svdcompress.search import CLOSE
 from svdcompress.selection import count_nonzero
 
-STEPS = 24
-"""Bisection steps in the search for a threshold: after these, it is closer than any two weights are."""
-
 LOWEST, HIGHEST = -12.0, 30.0
+"""The bounds of the search for a threshold. Where log alpha goes lower, it begins lower, too (see `_start`)."""
+
+STEPS = 24
+"""Bisection steps between these bounds: after these, a threshold is closer than any two weights are."""
 
 SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0}
 """The ways if single weights count, with the share of what has to go that goes as whole units; the first is the usual way."""
@@ -29,6 +33,7 @@ class Weights(Ways):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.natural = float(self.found.kept + self.others)
+        self.start = _start(self.model)
 
     def usual(self) -> Way:
         low, high = self.target - self.others, float(self.found.kept)
@@ -76,11 +81,28 @@ class Weights(Ways):
         that stay have no more than that."""
         if units is not None and units.kept <= kept:
             return self.asked, units
-        low, high = LOWEST, HIGHEST
-        for _ in range(STEPS):
+        (low, steps), high = self.start, HIGHEST
+        for _ in range(steps):
             middle = (low + high) / 2
             low, high = (middle, high) if self._both(units, self.own(middle)).kept <= kept else (low, middle)
         return low, self._both(units, self.own(low))
 
     def _size(self, masks: Masks) -> float:
         return count_nonzero(self.model, self.opened.inputs, masks, **self.pruning)
+
+
+def _start(model: nn.Module) -> tuple[float, int]:
+    """Where the search for a threshold begins, so that no weight has to stay, and its steps: one more each time that the range
+    is doubled, so thresholds are as close as without."""
+    low, steps, least = LOWEST, STEPS, _least(model)
+    while low >= least:
+        low, steps = 2 * low - HIGHEST, steps + 1
+    return low, steps
+
+
+@torch.no_grad()
+def _least(model: nn.Module) -> float:
+    """The least finite log alpha of a weight or a prior group. Units that are judged as one have none below those of their
+    weights."""
+    known = [layer.log_alpha(name) for _, layer in variational_layers(model) for name in {"weight", *layer.share}]
+    return min((float(alpha[alpha.isfinite()].min()) for alpha in known if alpha.isfinite().any()), default=0.0)
