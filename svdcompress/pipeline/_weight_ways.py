@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from svdcompress.layers import Threshold, variational_layers
-from svdcompress.pipeline._way import CORRECTIONS, Way, Ways
+from svdcompress.pipeline._way import Way, Ways
 from svdcompress.relevance import Masks
 from svdcompress.search import CLOSE
 from svdcompress.selection import count_nonzero
@@ -25,6 +26,10 @@ SHARES = {"weights": 0.0, "units-25%": 0.25, "units-50%": 0.5, "units-100%": 1.0
 
 HALVINGS = 12
 """Bisection steps in the search for the number of weights to keep that gives the requested non-zeros."""
+
+MIXED = 9
+"""The most mixtures of one share whose sizes are computed: the first two or three enclose the number of weights to keep, the
+others halve what is between."""
 
 
 class Weights(Ways):
@@ -64,7 +69,8 @@ class Weights(Ways):
     def _mixed(self, name: str, share: float, size: float) -> Way | None:
         """A mixture with at most as many non-zeros, once pruned, as the usual way (`size`); None if that is not met."""
         room, found = self.target - self.others, None
-        for _ in range(CORRECTIONS + 1):
+        low, high = -math.inf, math.inf  # the number of weights to keep is between these
+        for step in range(MIXED):
             count = self.found.kept - share * (self.found.kept - room)
             units = self.ranking.keeping(count).masks
             asked, masks = self._lowered(room, units)
@@ -73,7 +79,11 @@ class Weights(Ways):
                 found = Way(name, masks, now, asked, count)
             if size * (1 - CLOSE / 4) <= now <= size:
                 break
-            room += size - now
+            low, high = (room, high) if now <= size else (low, room)
+            if high - low <= 1:
+                break
+            # one weight more may be several non-zeros, or none, as units live or die: what is left over is only where to begin
+            room = (low + high) / 2 if math.isfinite(high - low) else room + (size - now) * 2**step
         return found
 
     def _lowered(self, kept: float, units: Masks | None = None) -> tuple[Threshold | None, Masks]:

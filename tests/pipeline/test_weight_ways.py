@@ -49,3 +49,20 @@ def test_weights_without_variance_do_not_count_for_the_bound() -> None:
     with torch.no_grad():
         model[0].log_sigma2[0, 0] = -torch.inf  # type: ignore
     assert ways_of(model, x, "nonzero", 60.0).start == (LOWEST, STEPS)  # type: ignore
+
+
+def test_mixtures_are_as_large_as_the_usual_way() -> None:
+    """Each was made four times, as if one weight were one non-zero: `units-100%` had 530 of 999, and lost by its size."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for size in ((64, 100), (100, 50), (50, 10)):
+        layers += [nn.Linear(*size), nn.BatchNorm1d(size[1]), nn.ReLU()]
+        with torch.no_grad():
+            drawn = torch.distributions.Laplace(0.0, 0.1).sample((size[1], size[0]))
+            layers[-3].weight.copy_(drawn * 2 * torch.rand(size[1], 1))  # type: ignore
+    model = convert(nn.Sequential(*layers[:-2]), share="weight", log_sigma2=-8.0).eval()
+    to_size = ways_of(model, torch.randn(30, 64), "nonzero", 1000.0)
+    usual = to_size.usual()
+    others = {way.name: way.size for way in to_size.others_than(usual)}
+    assert set(others) == {"units-25%", "units-50%", "units-100%"}
+    assert all(0.9 * usual.size <= size <= usual.size for size in others.values()), others  # type: ignore
