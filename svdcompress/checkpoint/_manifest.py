@@ -114,7 +114,7 @@ def digest(manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         if tensor.numel():
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
