@@ -118,13 +118,19 @@ class ValueSums(Sums):
         rows = slice(start, start + values.shape[1])
         if "centre" not in self.totals:
             self.totals["centre"] = values.new_zeros((self.size, *values.shape[2:]))
-            self.started = [False] * self.size
-        if not self.started[start]:
-            self.totals["centre"][rows] = values[0]
-            self.started[start] = True
+            self.seen = torch.zeros(self.size, dtype=torch.bool)  # on the CPU, so that a GPU need not be waited for
+        if not bool(self.seen[rows].all()):
+            self._start(values[0], rows)
         deviation = values - self.totals["centre"][rows]
         self._sum("d", start, deviation.sum(0))
         self._sum_squares("dd", start, deviation)
+
+    def _start(self, first: Tensor, rows: slice) -> None:
+        """Set the centres of rows that come for the first time. Passes may be cut differently from draw to draw, as those of an
+        ensemble's models of several widths, so that some of a pass's rows may have sums already."""
+        new = ~self.seen[rows]
+        self.totals["centre"][rows][new] = first[new]
+        self.seen[rows] = True
 
     def _one_moment(self, mean: Tensor, variance: Tensor, start: int) -> None:
         self._sum("centre", start, mean)

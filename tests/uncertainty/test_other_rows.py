@@ -84,3 +84,17 @@ def test_one_bag_is_one_input():
     want = torch.softmax(model(x).double(), 1)
     torch.testing.assert_close(mean_predict(model, x).mean, want, rtol=1e-5, atol=1e-7)
     assert mc_predict(model, x, 4).mean.shape == (1, 3)
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian", "classification"])
+@pytest.mark.parametrize("widths", [(1, 2000), (2000, 1), (700, 1300, 1)])
+def test_an_ensemble_of_several_widths_counts_each_row_of_each_model(task, widths):
+    """A wide model's passes have fewer rows, so that some begin within those that a narrow one has filled."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2)) for width in widths]
+    x = torch.randn(2500, 2)
+    found = ensemble_predict(models, x, task=task)
+    with torch.no_grad():
+        each = torch.stack([mean_predict(model, x, task=task).mean for model in models])
+    torch.testing.assert_close(found.mean, each.mean(0))
+    torch.testing.assert_close(found.epistemic, each.var(0, unbiased=False))
