@@ -52,8 +52,8 @@ NOT_FINITE = "outputs_must_be_finite"
 MOST_NAMED = 10
 """Maximum number of inputs that a message names."""
 
-AFFINE = ("mean", "lower", "upper")
-"""Outputs in the target's units; the others are in units squared."""
+PROMISES = ("set", "lower", "upper")
+"""Outputs of a file with `export.sets`, which hold from the draws of the validation data on: `Wanted.add` makes them anew."""
 
 NAMES = {"predictive_entropy": "entropy"}
 """Outputs of the ONNX file that have another name in `Prediction`."""
@@ -299,7 +299,7 @@ def _by_onnx(
         found = dict(zip(outputs, _run(session, feed, path, rows, origin), strict=True))
         if not needed <= set(found) or any(not _has_rows(value, len(rows)) for value in found.values()):
             raise ExportError(f"{path}: its outputs are not those of a Monte-Carlo file; {_again(opened, path)}")
-        yield found
+        yield {name: value for name, value in found.items() if name not in PROMISES}
 
 
 def _again(opened: OpenRun, path: Path) -> str:
@@ -371,6 +371,6 @@ def _feed(batch: Any, expected: list[Any], path: Path, origin: str | Path) -> di
 
 
 def _in_units(arrays: dict[str, np.ndarray], scale: list[float]) -> dict[str, np.ndarray]:
-    """Convert predictions from the model's units to those of the target, which training standardized."""
+    """Convert predictions from the units of standardized targets to those of the targets; all but the mean are squares."""
     shift, factor = scale
-    return {name: value * factor + shift if name in AFFINE else value * factor**2 for name, value in arrays.items()}
+    return {name: value * factor + shift if name == "mean" else value * factor**2 for name, value in arrays.items()}

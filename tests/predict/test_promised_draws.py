@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from torch import nn
 import svdcompress as svdc
 from svdcompress.calibrate import Promises, load_promises, save_promises
 from svdcompress.errors import DataError, UsageError
+from svdcompress.export import export_onnx
+from svdcompress.likelihoods import likelihood_for
+from svdcompress.pipeline import sets_of
 from svdcompress.predict import predict_run
 from svdcompress.recipe import CalibrateSection
 
@@ -85,3 +89,23 @@ def test_what_a_recipe_asks_for_and_cannot_be_promised_is_told(tmp_path, monkeyp
     told = {}
     ask(told=told)
     assert "coverage: " in told["not_promised"] and "answer_above: 0.999 cannot be promised" in told["not_promised"]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_files_sets_are_left_out_where_they_do_not_hold(tmp_path, monkeypatch, task):
+    """`model_mc.onnx` gives them for any number of draws; with fewer than of the validation data, svdc leaves them out."""
+    np.save(tmp_path / "x.npy", np.ones((3, 5), np.float32))
+    names = {"set"} if task == "classification" else {"lower", "upper"}
+    labels = torch.arange(300) % 4 if task == "classification" else None
+    kept = Promises(task, 4, scores=torch.linspace(0, 1, 300, dtype=torch.float64), labels=labels, samples=20)
+    save_promises(tmp_path / "validation.safetensors", {"samples": kept})
+    run = opened(tmp_path, monkeypatch, task, 4 if labels is not None else 1, coverage=0.9)
+    promises = {"promises": {"coverage": {"samples": kept.coverage(0.9).to_dict()}}}
+    more = sets_of(promises, "samples", likelihood_for(task))
+    export_onnx(run.model, tmp_path / "model_mc.onnx", torch.ones(2, 5), monte_carlo=True, task=task, further=more)
+    assert names <= {one.name for one in onnx.load(tmp_path / "model_mc.onnx").graph.output}
+    for samples, there in ((19, set()), (20, names)):
+        told = {}
+        predict_run("run", tmp_path / "x.npy", tmp_path / "p.npz", samples=samples, onnx=True, told=told)
+        with np.load(tmp_path / "p.npz") as found:
+            assert {"set", "lower", "upper"} & set(found) == there and ("coverage" in told) == bool(there)
