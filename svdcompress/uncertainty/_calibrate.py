@@ -14,6 +14,9 @@ from svdcompress.uncertainty._shapes import shaped_like
 LEAST, MOST = 0.01, 100.0
 """Limits of a temperature; a network that makes no mistake on the validation data ends at the lower one."""
 
+LEAST_LOG_NOISE = -690.0
+"""Lower limit of the log of a noise variance: 1 / the variance, tau, is still a number, even where there are no errors."""
+
 NEVER = -1e300
 """Replaces a logit of -inf: at any of these temperatures its probability is exactly 0, and so is probability times logit."""
 
@@ -62,7 +65,7 @@ def fit_tau(mean: Tensor, epistemic: Tensor, target: Tensor) -> float:
         return regression_quality(mean, epistemic.double() + math.exp(log_noise), target)["nll"]
 
     # The best noise lies below the mean squared error. A coarse grid, then ternary search: near it the NLL has one minimum.
-    low, high = best - 25.0, best + 1.0
+    low, high = max(best - 25.0, LEAST_LOG_NOISE), best + 1.0
     grid = [low + (high - low) * i / 52 for i in range(53)]
     at = min(range(53), key=lambda i: nll(grid[i]))
     low, high = grid[max(at - 1, 0)], grid[min(at + 1, 52)]

@@ -157,6 +157,12 @@ def test_tau_is_the_precision_of_the_noise():
     assert fit_tau(mean, epistemic, mean + (epistemic + 0.25).sqrt() * noise) == pytest.approx(4, rel=0.1)
 
 
+@pytest.mark.parametrize("error", [0.0, 1e-160, 1e-149, 1e-140])
+def test_a_regression_without_errors_has_a_noise_precision(error):
+    zeros = torch.zeros(5, dtype=torch.float64)
+    assert 1e270 < fit_tau(zeros, zeros, zeros + error) < 1e300
+
+
 def test_scores_of_nan_have_no_rank():
     with pytest.raises(DataError, match="outside: 1 of 3 scores are NaN"):
         auroc(torch.rand(4), torch.tensor([0.1, torch.nan, 0.3]))
