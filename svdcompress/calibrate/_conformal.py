@@ -186,8 +186,7 @@ def _named(classes: tuple[int, ...]) -> str:
 def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, coverage: float) -> ConformalIntervals:
     """Intervals around a regression's mean, in proportion to its own predictive standard deviation (Lei et al. 2018, sec. 5.2;
     Papadopoulos et al. 2008), from validation data; all arguments (N,), or (N, targets) for a width of each target. Raises as
-    `conformal_sets` does, and for shapes that don't fit; warns if (N, targets) has too few rows for a width of each target,
-    and gives one width for all.
+    `conformal_sets` does, and for shapes that don't fit.
     """
     coverage = check_coverage(coverage)
     distance = (shaped_like(mean, targets, "targets", spread=False).double() - mean.double()).abs()
@@ -198,14 +197,6 @@ def conformal_intervals(mean: Tensor, deviation: Tensor, targets: Tensor, covera
 def intervals_from(ratios: Tensor, coverage: float) -> ConformalIntervals:
     """`conformal_intervals` from the distances of the truths, in predictive standard deviations."""
     coverage = check_coverage(coverage)
-    several, needed = ratios.dim() == 2 and ratios.shape[1] > 1, least_examples(coverage)
-    if several and len(ratios) < needed <= ratios.numel():
-        warnings.warn(
-            f"coverage: {coverage:g} cannot be promised for each of {ratios.shape[1]} targets from {len(ratios)} validation "
-            f"examples; it takes {needed}. The intervals promise it only for all targets together",
-            stacklevel=3,
-        )
-        several = False
-    if several:
+    if ratios.dim() == 2 and ratios.shape[1] > 1:  # an example's targets depend on each other: they count as one example
         return ConformalIntervals(coverage, tuple(quantile(each, coverage) for each in ratios.unbind(1)), len(ratios))
     return ConformalIntervals(coverage, quantile(ratios, coverage), ratios.numel())
