@@ -90,7 +90,9 @@ def make():
     with torch.no_grad():
         for part in model.parameters():
             part.zero_()
-        model[0].weight[0, 0], model[0].weight[1, 0], model[2].weight[1, 0], model[2].weight[0, 1] = 9.0, -9.0, 9.0, 9.0
+        for unit in range(0, 8, 2):  # four times the same, so that something can go
+            model[0].weight[unit, 0], model[0].weight[unit + 1, 0] = 9.0, -9.0
+            model[2].weight[1, unit], model[2].weight[0, unit + 1] = 9.0, 9.0
     return model
 
 def data():
