@@ -128,19 +128,20 @@ SEAL = "sha256"
 def sealed(content: Mapping[str, Any]) -> str:
     """JSON with a digest of itself, so that `unsealed` notices if it is changed later, even by one digit."""
     plain = json.loads(json.dumps(content))
-    return json.dumps({**plain, SEAL: _digest(plain)})
+    return json.dumps({**plain, SEAL: digest_of(plain)})
 
 
 def unsealed(text: str | bytes) -> Any:
     """Parse what `sealed` made, without the digest. Raises ValueError as `parse_json` does, and if the digest does not fit.
     Text without one, as earlier versions wrote it, is accepted."""
     found = parse_json(text)
-    if isinstance(found, dict) and found.pop(SEAL, None) not in (None, _digest(found)):
+    if isinstance(found, dict) and found.pop(SEAL, None) not in (None, digest_of(found)):
         raise ValueError("changed since it was written")
     return found
 
 
-def _digest(content: Any) -> str:
+def digest_of(content: Any) -> str:
+    """SHA-256 of a JSON-able value, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

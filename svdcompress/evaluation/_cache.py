@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from svdcompress.errors import CheckpointError
-from svdcompress.files import make_folder, parse_json, write_atomically, write_text
+from svdcompress.files import digest_of, make_folder, parse_json, write_atomically, write_text
 from svdcompress.sources import load_weights, save_weights
 
 FOLDER = "baselines"
@@ -28,7 +27,7 @@ def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module],
     make: makes the model. A damaged file is replaced. Raises OutputError if the folder cannot be written.
     """
     place = folder / FOLDER
-    file, made_of = place / f"{name}.safetensors", digest(settings)
+    file, made_of = place / f"{name}.safetensors", digest_of(settings)
     if file.is_file() and _index(place).get(name, {}).get("made_of") == made_of:
         try:
             return load_weights(fresh(), file).eval()
@@ -46,12 +45,7 @@ def kept(folder: Path, name: str, settings: Any, fresh: Callable[[], nn.Module],
 def is_kept(folder: Path, name: str, settings: Any) -> bool:
     """Whether `kept` would find the model in the run's folder."""
     place = folder / FOLDER
-    return (place / f"{name}.safetensors").is_file() and _index(place).get(name, {}).get("made_of") == digest(settings)
-
-
-def digest(settings: Any) -> str:
-    """SHA-256 of settings, whatever the order of their keys."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return (place / f"{name}.safetensors").is_file() and _index(place).get(name, {}).get("made_of") == digest_of(settings)
 
 
 def _index(place: Path) -> dict[str, Any]:

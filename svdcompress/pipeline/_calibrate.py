@@ -225,7 +225,7 @@ def measure_promises(context: Context, opened: Opened, small: Small) -> None:
     likelihood = own_likelihood(model, data.task, data.dim)
     macs = _figures.macs_of(model, opened.inputs)
     with _figures.there(context.place.device, model):
-        test = some(data.test, _fits(model, data, context.place.device))
+        test = promised_on(model, data, context.place.device)
         for who in ("mean", "samples"):
             promises = [stored[who] for stored in results.values() if who in stored]
             if not promises:
@@ -246,9 +246,9 @@ def _batches(examples: Examples, context: Context, model: nn.Module) -> Any:
     return lambda: examples.batches(size, device=device)
 
 
-def promised_on(model: nn.Module, data: Data) -> Examples:
-    """The test examples that the mean model's promises are measured on. model: on the CPU."""
-    return some(data.test, _fits(model, data))
+def promised_on(model: nn.Module, data: Data, device: Any = "cpu") -> Examples:
+    """The test examples that the mean model's promises are measured on. model: on this device."""
+    return some(data.test, _fits(model, data, device))
 
 
 def _fits(model: nn.Module, data: Data, device: Any = "cpu") -> int:

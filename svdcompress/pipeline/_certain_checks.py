@@ -15,13 +15,13 @@ from svdcompress.calibrate import from_dict, measured
 from svdcompress.export import read_metadata
 from svdcompress.likelihoods import Likelihood, Prediction, own_likelihood
 from svdcompress.pipeline._calibrate import SAMPLES, promised_on, within
-from svdcompress.pipeline._checks import MC_ONNX, ONNX, ROUNDED, Check, Material, Skip, fitting_file, rounded
+from svdcompress.pipeline._checks import BATCH, MC_ONNX, ONNX, ROUNDED, Check, Material, Skip, rounded
 from svdcompress.pipeline._figures import macs_of
 from svdcompress.pipeline._onnx_model import OnnxModel, open_session, run
 from svdcompress.pipeline._promised import NAMES, sets_of
 from svdcompress.pipeline._some import some
 from svdcompress.pipeline._uncertainty import row
-from svdcompress.sources import Examples, example_inputs
+from svdcompress.sources import Examples, example_inputs, fitting
 from svdcompress.uncertainty import mean_predict
 
 MOST_MACS = 10**11
@@ -60,7 +60,7 @@ def kept_by_mean(material: Material) -> Iterator[Check]:
     test = promised_on(opened.model, opened.data)
     own = _of_file(opened.model, material)
     predict = partial(mean_predict, OnnxModel(path, material.units), task=own)
-    one = max(1, _loose(material) * ROUNDED * len(test)) / len(test)
+    one = max(1, material.loose * ROUNDED * len(test)) / len(test)
     for name, stored, found in _measured(made, predict, test, material, own):
         count = f"of {len(test):,} test examples"
         for figure, value in stored.items():
@@ -107,15 +107,15 @@ def calibration(material: Material) -> Iterator[Check]:
     test, known = some(data.test, count), some(data.validation, count)
     own = _of_file(material.opened.model, material)
     predict = partial(mean_predict, OnnxModel(path, material.units), task=own)
-    size = fitting_file(lambda: material.opened.model, path, material, test)
+    size = fitting(material.opened.model, test, BATCH)
     found, _ = row(predict, test, known, data, size)
-    one = max(1 / len(test), _loose(material) * ROUNDED)
+    one = max(1 / len(test), material.loose * ROUNDED)
     known_already = ("error", "nll", "rmse") if own.probabilities else ("rmse",)  # `_checks.errors` compares these
     for name, value in found.items():
         both = isinstance(stored.get(name), int | float) and isinstance(value, int | float)
         if both and name not in known_already:
             share = {"coverage": one, "ece": 2 * one}.get(name, 0.0)
-            allowed = share + _loose(material) * rounded(name, stored[name], data)
+            allowed = share + material.loose * rounded(name, stored[name], data)
             yield _near(f"calibration: {name} of {len(test):,} test examples", ONNX, stored[name], value, allowed)
 
 
@@ -129,7 +129,7 @@ def _measured(
     made: Mapping[str, Mapping[str, Any]], predict: Callable[[Any], Any], test: Examples, material: Material, own: Likelihood
 ) -> Iterator[tuple[str, Mapping[str, Any], dict[str, Any]]]:
     """The name, the stored and the measured figures of each promise."""
-    size = fitting_file(lambda: material.opened.model, material.path(ONNX), material, test)
+    size = fitting(material.opened.model, test, BATCH)
     seen = [(predict(inputs), target) for inputs, target in test.batches(size)]
     for name, stored in made.items():
         yield name, stored["test"], measured(lambda prediction: prediction, lambda: seen, own, from_dict(stored))
@@ -165,10 +165,6 @@ def _drawn(path: Any, material: Material, samples: int, own: Likelihood, others:
         return Prediction(material.opened.recipe.task, samples, mean, variance, variance - epistemic, epistemic)
 
     return predict
-
-
-def _loose(material: Material) -> int:
-    return 1 if str(material.results.get("device", "cpu")).startswith("cpu") else 10
 
 
 def _near(name: str, file: str, stored: float, found: Any, allowed: float, told: bool = False) -> Check:

@@ -76,6 +76,11 @@ class Material:
     rows: int = 8
     samples: int = 400
 
+    @property
+    def loose(self) -> int:
+        """How many times more rounding is allowed: figures of a GPU are computed again on a CPU."""
+        return 1 if str(self.results.get("device", "cpu")).startswith("cpu") else 10
+
     def path(self, name: str) -> Path:
         """A file's path in the folder. Raises Skip if it is missing; a file deleted since the run fails the check of
         digests."""
@@ -234,7 +239,7 @@ def errors(material: Material) -> Iterator[Check]:
     data, opened = material.opened.data, material.opened
     test = data.test if material.examples is None else some(data.test, material.examples)
     what = {"task": data.task, "scale": data.target_scale, "dim": data.dim, "tau": opened.tau}
-    what["batch_size"] = fitting_file(lambda: material.reference or opened.model, path, material, test)
+    what["batch_size"] = _fitting(lambda: material.reference or opened.model, path, material, test)
     if material.reference is None:
         stored = (material.results.get("sparse") or {}).get("metrics") or {}
     else:
@@ -254,11 +259,11 @@ def dense_errors(material: Material) -> Iterator[Check]:
     if not stored:
         raise Skip("the report has no figures for the test data")
     what = {"task": data.task, "scale": data.target_scale, "dim": data.dim}
-    what["batch_size"] = fitting_file(lambda: material.opened.dense, path, material, data.test)
+    what["batch_size"] = _fitting(lambda: material.opened.dense, path, material, data.test)
     yield from _as_stored(stored, DENSE_ONNX, path, material, data.test, what)
 
 
-def fitting_file(model: Callable[[], nn.Module], file: Path, material: Material, test: Examples) -> int:
+def _fitting(model: Callable[[], nn.Module], file: Path, material: Material, test: Examples) -> int:
     """Examples in a pass of a file, judged by the PyTorch model, or by the size of the inputs if that cannot be loaded."""
     try:
         made = model()
@@ -274,7 +279,7 @@ def _as_stored(
     data, found = material.opened.data, evaluate(OnnxModel(path, material.units), test, **what)
     for name in found:
         if stored.get(name) is not None and found[name] is not None:
-            loose = 1 if str(material.results.get("device", "cpu")).startswith("cpu") else 10
+            loose = material.loose
             one = 100 * max(1 / len(test), loose * ROUNDED) + 1e-6
             allowed = one if name == "error" else loose * rounded(name, stored[name], data)
             passed = abs(found[name] - stored[name]) <= allowed

@@ -15,7 +15,7 @@ from torch import nn
 
 from svdcompress import report
 from svdcompress.cost import Cost
-from svdcompress.files import sealed, unsealed, write_atomically
+from svdcompress.files import digest_of, sealed, unsealed, write_atomically
 from svdcompress.likelihoods import likelihood_of
 from svdcompress.pipeline._context import Context
 from svdcompress.pipeline._figures import versions
@@ -104,7 +104,7 @@ class Late:
             "small": digest(small),
             "found": [found[name] for name in BEFORE],
         }
-        return hashlib.sha256(json.dumps(report.plain(read), sort_keys=True).encode()).hexdigest()
+        return digest_of(report.plain(read))
 
 
 def digest(model: nn.Module) -> str:

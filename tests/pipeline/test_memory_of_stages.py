@@ -73,13 +73,13 @@ def test_files_are_checked_in_batches_that_fit_the_model_or_else_the_inputs(monk
     model, data = case()
     monkeypatch.setattr(batch, "WIDEST", 64 * 4 * 20)
     material = SimpleNamespace(units=None)
-    assert _checks.fitting_file(lambda: model, tmp_path, material, data.test) == 20
+    assert _checks._fitting(lambda: model, tmp_path, material, data.test) == 20
 
     def broken():
         raise OSError("damaged")
 
     monkeypatch.setattr(_checks, "OnnxModel", lambda *given: nn.Identity())
-    assert _checks.fitting_file(broken, tmp_path, material, data.test) == 64 * 4 * 20 // (batch.UNSEEN * 2 * 4)
+    assert _checks._fitting(broken, tmp_path, material, data.test) == 64 * 4 * 20 // (batch.UNSEEN * 2 * 4)
 
 
 def test_promises_are_from_as_many_examples_as_predictions_fit(monkeypatch):

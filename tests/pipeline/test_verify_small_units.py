@@ -22,7 +22,7 @@ def material(scale, **results):
     opened = SimpleNamespace(data=data, tau=None, dim=1, recipe=recipe, model=None)
     units = SimpleNamespace(tau=lambda tau: tau, model=lambda model: model)
     given = {"opened": opened, "examples": None, "reference": None, "results": results, "units": units, "samples": 400}
-    return SimpleNamespace(**given, path=lambda name: name, inputs=lambda path: None)
+    return SimpleNamespace(**given, path=lambda name: name, inputs=lambda path: None, loose=1)
 
 
 @pytest.mark.parametrize("scale", [None, (1e-9, 2e-8)])
