@@ -185,3 +185,32 @@ def test_reports_without_such_figures_verify(runs, tmp_path):
 
     change(folder, edit)
     assert failed(folder) == {("model.onnx", "answer_above: answered of 120 test examples")}
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_sets_in_the_file_that_are_not_those_of_the_promise_are_found(runs, tmp_path, task):
+    """The promise that is made by draws is another one than the graph was written with."""
+    folder = shutil.copytree(runs(task), tmp_path / "copy")
+
+    def edit(results):
+        promise = results["promises"]["coverage"]["samples"]
+        if task == "classification":
+            promise["limit"] = 0.0
+        else:
+            promise["width"] = [1.5 * each for each in promise["width"]]
+
+    assert ("model_mc.onnx", "sets or intervals, not as promised") in checked(folder)[1]
+    change(folder, edit)
+    assert ("model_mc.onnx", "sets or intervals, not as promised") in failed(folder)
+
+
+def test_an_accuracy_of_few_answers_is_no_alarm(runs, tmp_path):
+    folder = shutil.copytree(runs("classification"), tmp_path / "copy")
+
+    def edit(results):
+        results["promises"]["answer_above"]["samples"]["test"] = {"accuracy": 0.1, "answered": 0.1}  # of 12 answers
+
+    change(folder, edit)
+    wrong = failed(folder)
+    assert ("model_mc.onnx", "answer_above: answered of 120 test examples") in wrong
+    assert ("model_mc.onnx", "answer_above: accuracy of 120 test examples") not in wrong
