@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from svdcompress.errors import RecipeError, nearest
 from svdcompress.recipe._yaml import parse_yaml
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+
+_OPTIONS = {
+    "--model {}:FUNCTION": r".+\.py",
+    "--weights {}": r".+\.(safetensors|pt|pth|th|ckpt|bin)",
+    "--data csv:{}": r".+\.[ct]sv",
+    "--data parquet:{}": r".+\.parquet",
+    "--data npz:{}": r".+\.npz",
+    "--data {}": r"(csv|parquet|npz|mnist|imagefolder|cifar100?):.+",
+    "--model {} or --data {}": r"(hf:.+|.+\.py:[A-Za-z_]\w*)",
+    "--model {}": r"((torchvision|timm):.+|[A-Za-z_][\w.]*:[A-Za-z_]\w*)",
+}
+"""What may be given in a recipe's place by mistake, with the option that takes it."""
 
 
 def recipes_folder() -> Path:
@@ -31,10 +44,14 @@ def describe_recipe(path: Path) -> str:
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The file, or that of a run's folder, else the shipped recipe of that name. Raises RecipeError if there is neither."""
+    """The file, or that of a run's folder, else the shipped recipe of that name. Raises RecipeError if there is neither, or if
+    it is the name of a model, weights or data."""
     file = Path(path)
     if os.path.isdir(file) and os.path.isfile(file / "recipe.yaml"):
         return file / "recipe.yaml"  # a run's folder
+    for option, form in _OPTIONS.items():
+        if re.fullmatch(form, str(path)):
+            raise RecipeError(f"{path}: not a recipe, which is a YAML file; did you mean {option.replace('{}', str(path))}?")
     if os.path.exists(file):
         return file
     shipped = shipped_recipes()

@@ -1,5 +1,8 @@
 """Recipes: what is refused and with which messages, overrides, the resolved form."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -138,6 +141,36 @@ def test_an_override_of_a_section_keeps_its_other_fields():
 def test_a_missing_recipe_lists_those_there_are(tmp_path):
     with pytest.raises(RecipeError, match=r"no such file, and no shipped recipe of that name \(there are: .*digits"):
         find_recipe(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ("nets/mine.py", "--model nets/mine.py:FUNCTION"),
+        ("./mine.py:make", "--model ./mine.py:make or --data ./mine.py:make"),
+        ("torchvision:resnet18", "--model torchvision:resnet18"),
+        ("package.models:resnet18", "--model package.models:resnet18"),
+        ("hf:bert", "--model hf:bert or --data hf:bert"),
+        ("trained.pt", "--weights trained.pt"),
+        ("runs/a/model.safetensors", "--weights runs/a/model.safetensors"),
+        ("table.csv", "--data csv:table.csv"),
+        ("imagefolder:photos", "--data imagefolder:photos"),
+    ],
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_a_model_or_data_in_place_of_a_recipe_is_named(tmp_path, monkeypatch, given, option, there):
+    monkeypatch.chdir(tmp_path)
+    if there:
+        Path(given).parent.mkdir(parents=True, exist_ok=True)
+        Path(given).write_text("import torch\nnet: x: y")
+    with pytest.raises(RecipeError, match=re.escape(f"{given}: not a recipe, which is a YAML file; did you mean {option}?")):
+        load_recipe(given)
+
+
+def test_a_recipe_may_have_any_other_name(tmp_path):
+    for name in ("recipe", "a.yml", "b.txt", "c:d.yaml"):
+        (tmp_path / name).write_text("train: {epochs: 3}")
+        assert load_recipe(tmp_path / name).train.epochs == 3
 
 
 def test_moments_are_epochs_or_shares_of_them():
