@@ -15,6 +15,7 @@ from svdcompress.export._few_bits import FEW_BITS_OPSET, weight_shapes, weights_
 from svdcompress.export._half import write_half
 from svdcompress.export._int8 import Int8
 from svdcompress.export._metadata import read_metadata
+from svdcompress.export._outputs import as_given
 from svdcompress.export._pack import PRECISIONS, Packed, pack
 from svdcompress.export._unpack import unpack
 
@@ -27,6 +28,7 @@ __all__ = [
     "Packed",
     "added_error",
     "allocated_bits",
+    "as_given",
     "check_open",
     "check_parity",
     "export_onnx",

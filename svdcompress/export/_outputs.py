@@ -15,6 +15,10 @@ from svdcompress.errors import ExportError, ModelError, SvdcError
 from svdcompress.export._inputs import Signature
 
 
+class Named(dict[str, Tensor]):
+    """Outputs that `named_outputs` has named already."""
+
+
 def named_outputs(output: Any, taken: Sequence[str] = ()) -> dict[str, Tensor]:
     """All tensors of an output, by name.
 
@@ -30,6 +34,8 @@ def named_outputs(output: Any, taken: Sequence[str] = ()) -> dict[str, Tensor]:
     except ModelError as error:
         raise ExportError(str(error)) from error
     outputs = {"output": main}
+    if not isinstance(output, tuple | list | Named):
+        taken = [*taken, "output_1"]  # a name that `as_given` takes for that of a tuple's second tensor
     for name, tensor in found.items():
         if tensor is not main:
             name = f"output_{name}" if name[0].isdigit() else name
@@ -37,6 +43,14 @@ def named_outputs(output: Any, taken: Sequence[str] = ()) -> dict[str, Tensor]:
                 name = f"{name}_"
             outputs[name] = tensor
     return outputs
+
+
+def as_given(outputs: Mapping[str, Tensor]) -> Any:
+    """What a likelihood reads of a file's own outputs, by name: the model's tuple where `named_outputs` numbered all of one,
+    so that what is a pair for the model is one for the file; else the main tensor."""
+    numbered = ["output", *(f"output_{index}" for index in range(1, len(outputs)))]
+    found = list(outputs.values())
+    return tuple(found) if len(found) > 1 and list(outputs) == numbered else found[0]
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

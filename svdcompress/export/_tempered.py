@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.batch import main_output
-from svdcompress.export._outputs import named_outputs
+from svdcompress.export._outputs import Named, named_outputs
 from svdcompress.likelihoods import Likelihood, Statistics
 
 Further = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -40,7 +40,7 @@ class _Finish:
         if self.further is None:
             return output
         outputs = named_outputs(output)
-        return {**outputs, **self.further(outputs)}
+        return Named({**outputs, **self.further(outputs)})
 
 
 def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:

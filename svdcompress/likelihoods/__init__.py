@@ -4,7 +4,7 @@ from svdcompress.likelihoods._base import Likelihood
 from svdcompress.likelihoods._binary import Binary
 from svdcompress.likelihoods._classification import Classification
 from svdcompress.likelihoods._gaussian import Gaussian
-from svdcompress.likelihoods._heads import HeadsError, gaussian_heads
+from svdcompress.likelihoods._heads import PAIR_ADVICE, HeadsError, gaussian_heads, is_pair
 from svdcompress.likelihoods._loss import Loss, make_loss
 from svdcompress.likelihoods._named import TASKS, likelihood_for
 from svdcompress.likelihoods._prediction import Prediction
@@ -15,6 +15,7 @@ from svdcompress.likelihoods._stored import as_stored, from_stored, likelihood_o
 from svdcompress.likelihoods._sums import Sums
 
 __all__ = [
+    "PAIR_ADVICE",
     "TASKS",
     "Binary",
     "Classification",
@@ -29,6 +30,7 @@ __all__ = [
     "as_stored",
     "from_stored",
     "gaussian_heads",
+    "is_pair",
     "likelihood_for",
     "likelihood_of",
     "make_loss",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.likelihoods._heads import gaussian_heads
+from svdcompress.likelihoods._heads import gaussian_heads, is_pair
 from svdcompress.likelihoods._sums import MomentSums, Sums
 from svdcompress.likelihoods._tempered import Tempered
 from svdcompress.sources import like
@@ -68,7 +68,7 @@ class Gaussian(Tempered):
         return GaussianSums(self, size, full)
 
     def _together(self, output: Any, mean: Tensor, log_variance: Tensor) -> Any:
-        return (mean, log_variance) if isinstance(output, tuple | list) else torch.cat([mean, log_variance], self.dim)
+        return (mean, log_variance) if is_pair(output) else torch.cat([mean, log_variance], self.dim)
 
 
 class GaussianSums(MomentSums):

@@ -12,7 +12,7 @@ from svdcompress.batch import call, first_example, main_name, main_output, other
 from svdcompress.convert import matches
 from svdcompress.errors import ModelError, cause, nearest
 from svdcompress.layers import variational_layers
-from svdcompress.likelihoods import likelihood_for
+from svdcompress.likelihoods import is_pair, likelihood_for
 from svdcompress.pipeline._alike import check_shapes
 from svdcompress.pipeline._axes import open_dims
 from svdcompress.pipeline._convert import check_dropout, planned
@@ -130,7 +130,7 @@ def _check_one(model: nn.Module, recipe: Recipe, inputs: Any) -> None:
 
 def _left_alone(model: nn.Module, recipe: Recipe, data: Data, inputs: Any, output: Any) -> list[str]:
     """A warning about outputs besides the main one that the loss does not use; a user's own loss gets them all."""
-    both = data.task == "gaussian" and isinstance(output, tuple | list) and len(output) == 2  # mean and log variance
+    both = data.task == "gaussian" and is_pair(output)
     if ":" in recipe.loss.name or both or not other_outputs(output):
         return []
     try:

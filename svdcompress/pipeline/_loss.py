@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from svdcompress.batch import call, main_output, other_outputs
 from svdcompress.errors import ModelError, RecipeError, SvdcError
-from svdcompress.likelihoods import HeadsError, likelihood_for, make_loss
+from svdcompress.likelihoods import PAIR_ADVICE, HeadsError, is_pair, likelihood_for, make_loss
 from svdcompress.objective import sums
 from svdcompress.recipe import LossSection, Recipe
 from svdcompress.sources import IGNORED, Data, batch_length, fitting
@@ -88,6 +88,8 @@ def check_loss(model: nn.Module, recipe: Recipe, data: Data, targets: Tensor, ou
         several = named and data.task != "gaussian" and other_outputs(output)
         main = "logits" if likelihood.probabilities else "prediction"
         first = f"; the first of several outputs is used: return the {main} first, or a dict with '{main}'" if several else ""
+        if named and data.task == "gaussian" and not isinstance(output, Tensor) and not isinstance(error, HeadsError):
+            first = f"; of several outputs two alone are a pair, else the first is read: {PAIR_ADVICE}"
         hot = (
             "; the targets look one-hot: pass the number of each class, targets.argmax(1)" if _one_hot(targets, classes) else ""
         )
@@ -124,6 +126,6 @@ def _one_hot(targets: Tensor, classes: int) -> bool:
 
 
 def _shape(output: Any) -> str:
-    if isinstance(output, tuple | list) and len(output) == 2 and all(isinstance(part, Tensor) for part in output):
+    if is_pair(output):
         return " and ".join(str(tuple(part.shape)) for part in output)
     return str(tuple(main_output(output).shape))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from svdcompress.errors import ExportError, shortened
-from svdcompress.likelihoods import Gaussian
+from svdcompress.export import as_given
 from svdcompress.pipeline._baked import Baked
 from svdcompress.pipeline._promised import NAMES
 
@@ -19,7 +19,7 @@ from svdcompress.pipeline._promised import NAMES
 class OnnxModel(nn.Module):
     """Runs a run's deterministic file in onnxruntime on the CPU, called with the same inputs as the run's model.
 
-    Returns the main output, in the units of the model's (a pair if means and log variances are two outputs).
+    Returns what a likelihood reads of the file's outputs, in the units of the model's: the main one, or all of a tuple.
     """
 
     def __init__(self, path: Path, units: Baked | None = None) -> None:
@@ -30,9 +30,7 @@ class OnnxModel(nn.Module):
     def forward(self, *positional: Any, **named: Any) -> Any:
         given: Any = named or (positional[0] if len(positional) == 1 else positional)
         arrays = zip(self.session.get_outputs(), run(self.session, self.units.inputs(given), self.path), strict=True)
-        outputs = [torch.from_numpy(array) for value, array in arrays if value.name not in NAMES]
-        pair = len(outputs) > 1 and isinstance(self.units.likelihood, Gaussian)
-        output: Any = tuple(outputs[:2]) if pair else outputs[0]
+        output = as_given({value.name: torch.from_numpy(array) for value, array in arrays if value.name not in NAMES})
         if self.units.target is None:
             return output
         shift, scale = self.units.target

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from svdcompress.calibrate import ConformalIntervals, ConformalSets, from_dict
+from svdcompress.export import as_given
 from svdcompress.likelihoods import Likelihood
 
 NAMES = ("set", "lower", "upper")
@@ -46,9 +47,7 @@ def sets_of(results: Mapping[str, Any], who: str, likelihood: Likelihood) -> Fur
         if who == "samples":
             mean, variance = outputs["mean"], outputs["variance"]
         else:
-            output = outputs["output"]
-            pair = own.name == "gaussian" and "output_1" in outputs
-            heads = own.plain().heads((output, outputs["output_1"]) if pair else output)  # the output includes its temperature
+            heads = own.plain().heads(as_given(outputs))  # the output includes its temperature
             mean, variance = own.moments(heads)
         lower, upper = promise.intervals(mean, variance.sqrt())
         return {"lower": lower, "upper": upper}
