@@ -91,9 +91,9 @@ def export(
     units = baked(opened.preprocessing, recipe.task, opened.dim)
     metadata = file_metadata(results, units.preprocessing, opened.classes, recipe.task, draws=monte_carlo)
     if monte_carlo:
-        small = units.model(opened.model)
-        own = own_likelihood(small, recipe.task, opened.dim, units.tau(opened.tau))
-        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise}
+        small = units.drawn(opened.model)
+        own = own_likelihood(small, recipe.task, opened.dim, opened.tau)
+        more: dict[str, Any] = {"monte_carlo": monte_carlo, "task": own, "noise": noise, "target_scale": units.target}
         more["further"] = sets_of(results, "samples", own) if recipe.export.sets else None
         metadata |= promised(results, "samples")
         more |= {"opset": opset, "metadata": metadata}

@@ -68,6 +68,7 @@ def export_onnx(
     tau: float | None = None,
     dim: int | None = None,
     parts: bool = False,
+    target_scale: tuple[float, float] | None = None,
     further: Further | None = None,
     dynamic_axes: Axes | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -106,6 +107,9 @@ def export_onnx(
     tau: precision of the observations, for regression. dim: the class dimension of the model's output, which is not the
         first. None: those of the likelihood, or no tau, and dimension 1.
     parts: outputs `aleatoric` and `epistemic` for classification and binary, too.
+    target_scale: mean and standard deviation of the targets if the model gives standardized values, as those of tau are: the
+        Monte-Carlo file then gives values in the targets' own units. Its variances keep their precision, however large the
+        targets are. The mean is float32, so it is only as exact as numbers of its size can be.
     further: a function from the file's outputs by name to more outputs, float32; it becomes part of the graph.
     dynamic_axes: dimensions whose size the file leaves open, by input and dimension, with a name for each: {"input": {2:
         "height", 3: "width"}}. Dimensions of one name have one size. At batches of 1 and 7 rows the file is then compared
@@ -134,7 +138,7 @@ def export_onnx(
     """
     start = time.perf_counter()
     path = Path(path)
-    _check_options(monte_carlo, noise, tau, parts, opset)
+    _check_options(monte_carlo, noise, tau is not None or target_scale is not None or parts, opset)
     likelihood = resolve(unwrapped(model), task, dim, tau)
     if monte_carlo:
         _check_tau(likelihood)
@@ -145,7 +149,8 @@ def export_onnx(
     if signature.open:
         check_sizes_of(reference, signature)
     if monte_carlo:
-        work: MonteCarlo | Deterministic = MonteCarlo(reference, signature, Options(likelihood, noise, parts, further))
+        options = Options(likelihood, noise, parts, further, target_scale)
+        work: MonteCarlo | Deterministic = MonteCarlo(reference, signature, options)
     else:
         work = Deterministic(finished(reference, likelihood, further), signature)
     props = {
@@ -198,15 +203,15 @@ def _check_dense(model: nn.Module) -> None:
             raise ExportError(f"{name}: a sparse tensor, which ONNX cannot hold; export the model that was passed to to_sparse")
 
 
-def _check_options(monte_carlo: bool, noise: str, tau: float | None, parts: bool, opset: int) -> None:
+def _check_options(monte_carlo: bool, noise: str, of_draws: bool, opset: int) -> None:
     if opset not in OPSETS:
         raise UsageError(f"opset: {opset} is not in {OPSETS.start} to {OPSETS.stop - 1}")
     if monte_carlo and noise != "input" and opset > LAST_RANDOM_OPSET:
         raise UsageError(f"opset: a file that draws can have {OPSETS.start} to {LAST_RANDOM_OPSET} (onnxruntime), not {opset}")
     if noise not in NOISES:
         raise UsageError(f"noise: {noise!r} is unknown; one of {', '.join(NOISES)}")
-    if not monte_carlo and (noise != NOISES[0] or tau is not None or parts):
-        raise UsageError("noise, tau and parts belong to monte_carlo=True")
+    if not monte_carlo and (noise != NOISES[0] or of_draws):
+        raise UsageError("noise, tau, target_scale and parts belong to monte_carlo=True")
 
 
 def _check_tau(likelihood: Likelihood) -> None:

@@ -21,7 +21,7 @@ from svdcompress.export._inputs import Signature
 from svdcompress.export._noise import active_layers, freeze, listen
 from svdcompress.export._posterior import drawn_whole
 from svdcompress.export._rows import RowsError
-from svdcompress.export._tempered import Further, WithFurther
+from svdcompress.export._tempered import Completed, Further
 from svdcompress.export._trace import TRACE_BATCH, rename_dimensions, strip_shapes, trace
 from svdcompress.export._write import write
 from svdcompress.likelihoods import Likelihood
@@ -41,6 +41,7 @@ class Options:
     noise: str
     parts: bool
     further: Further | None = None
+    target_scale: tuple[float, float] | None = None
 
 
 class MonteCarlo:
@@ -55,8 +56,8 @@ class MonteCarlo:
             )
         self.signature, self.options = signature, options
         statistics = options.likelihood.statistics(options.parts)
-        if options.further is not None:
-            statistics = WithFurther(statistics, options.further)
+        if options.further is not None or options.target_scale is not None:
+            statistics = Completed(statistics, options.target_scale, options.further)
         frozen = eval_copy(reference)
         whole = drawn_whole(reference, signature, (TRACE_BATCH, TRACE_BATCH + 2))
         self._reference = DrawModule(reference, listen(reference, active, whole), signature, statistics)

@@ -57,16 +57,28 @@ def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
     return value
 
 
-class WithFurther(Statistics):
-    """Statistics with further outputs."""
+class Completed(Statistics):
+    """Statistics with outputs in the targets' units, and with further outputs.
 
-    def __init__(self, inner: Statistics, further: Further) -> None:
+    Sums stay in the model's units: if targets are large compared with their deviation, float32 has no room for both. The
+    further outputs are computed from the mean as it is in float64, too.
+
+    target_scale: what the targets were standardized with; None: they were not.
+    """
+
+    def __init__(self, inner: Statistics, target_scale: tuple[float, float] | None, further: Further | None) -> None:
         super().__init__(inner.likelihood, inner.parts)
-        self.inner, self.further = inner, further
+        self.inner, self.target_scale, self.further = inner, target_scale, further
 
     def of_draw(self, output: Any) -> tuple[Tensor, ...]:
         return self.inner.of_draw(output)
 
     def outputs(self, sums: tuple[Tensor, ...], samples: Tensor) -> dict[str, Tensor]:
         found = self.inner.outputs(sums, samples)
-        return {**found, **{name: value.to(torch.float32) for name, value in self.further(found).items()}}
+        if self.target_scale is not None:
+            shift, scale = torch.tensor(self.target_scale, dtype=torch.float64).unbind()  # plain numbers would become float32
+            wide = {name: value.double() for name, value in found.items()}
+            found = {name: value * scale + shift if name == "mean" else value * scale**2 for name, value in wide.items()}
+        if self.further is not None:
+            found = {**found, **self.further(found)}
+        return {name: value.to(torch.float32) for name, value in found.items()}

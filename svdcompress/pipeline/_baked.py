@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from svdcompress.batch import map_tensors
 from svdcompress.likelihoods import Classification, Likelihood, likelihood_for, likelihood_of, set_likelihood
+
+NEGLIGIBLE = 1e-4
+"""How far rounding may move a mean, in standard deviations of the target."""
 
 
 class InUnits(nn.Module):
@@ -43,7 +46,11 @@ class InUnits(nn.Module):
         output = self.model(*inputs, **named)
         if not self.scaled:
             return output
-        return self.likelihood.in_units(output, self.shift, self.scale)
+        whole = float(torch.tensor(self.shift, dtype=torch.float32))
+        if abs(self.shift - whole) <= NEGLIGIBLE * self.scale:
+            return self.likelihood.in_units(output, self.shift, self.scale)
+        near = self.likelihood.in_units(output, self.shift - whole, self.scale)  # what float32 has no room for in the shift
+        return self.likelihood.in_units(near, whole, 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,19 @@ class Baked:
         units = InUnits(model, self.columns, self.target, self.likelihood).eval()
         own = likelihood_of(model)
         return units if own is None else set_likelihood(units, own.rescaled(self.target[1] if self.target else 1.0))
+
+    def drawn(self, model: nn.Module) -> nn.Module:
+        """The model that a Monte-Carlo file is made of: it gives standardized values, which `export_onnx` with `target_scale`
+        converts once they are summed."""
+        return replace(self, target=None).model(model)
+
+    def standardized(self, output: Any) -> Any:
+        """Convert outputs of a deterministic file to outputs of the model; float64 has room for shift and values."""
+        if self.target is None:
+            return output
+        shift, scale = self.target
+        wide = map_tensors(output, lambda tensor: tensor.double())
+        return map_tensors(self.likelihood.in_units(wide, -shift / scale, 1 / scale), lambda tensor: tensor.float())
 
     def inputs(self, inputs: Any) -> Any:
         """Convert inputs of the model to inputs of the files."""

@@ -130,13 +130,14 @@ class Files:
         self.parity[path.name] = file.parity
 
     def _draws(self, small: nn.Module, path: Path, axes: Axes) -> Exported:
-        sets, model = self._sets("samples"), self.units.model(small)  # with its likelihood, set by `keep` at the latest
+        sets, model = self._sets("samples"), self.units.drawn(small)  # with its likelihood, set by `keep` at the latest
         return export_onnx(
             model,
             path,
             self.units.inputs(self.inputs),
             monte_carlo=True,
             task=own_likelihood(model, self.data.task, self.data.dim),
+            target_scale=self.units.target,
             opset=self.recipe.export.opset,
             metadata=self._metadata(self.results.to_dict(), draws=True) | promised(self.results.to_dict(), "samples"),
             further=None if sets is None else sets(model),

@@ -31,10 +31,7 @@ class OnnxModel(nn.Module):
         given: Any = named or (positional[0] if len(positional) == 1 else positional)
         arrays = zip(self.session.get_outputs(), run(self.session, self.units.inputs(given), self.path), strict=True)
         output = as_given({value.name: torch.from_numpy(array) for value, array in arrays if value.name not in NAMES})
-        if self.units.target is None:
-            return output
-        shift, scale = self.units.target
-        return self.units.likelihood.in_units(output, -shift / scale, 1 / scale)  # the inverse of what the file does
+        return self.units.standardized(output)
 
 
 def open_session(path: Path) -> Any:
