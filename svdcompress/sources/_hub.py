@@ -57,7 +57,8 @@ def read_hub(place: str, section: DataSection, task: str = "classification") -> 
     others = [name for name in splits if name not in named.values()]
     if others and None in named.values():  # otherwise a run has no use for them
         absent = " and ".join(split for split, name in named.items() if name is None)
-        warnings.append(f"hf:{place}: the splits {', '.join(others)} are not read; {absent} data are held out of train")
+        instead = "" if section.validation == section.name else f"; {absent} data are held out of train"
+        warnings.append(f"hf:{place}: the splits {', '.join(others)} are not read{instead}")
     return Raw(tables["train"], tables.get("test"), tables.get("validation"), classes, prepared, warnings, columns=read)
 
 

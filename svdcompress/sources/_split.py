@@ -66,6 +66,7 @@ def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read
             )
         table = read(section.model_copy(update={"test": name})).test
         assert table is not None
+        raw.warnings += _told(table.warnings, name, raw.warnings)
         return test, table
     try:
         features = section.features or raw.columns if str(section.name).partition(":")[0] == name.partition(":")[0] else None
@@ -77,7 +78,15 @@ def _held_elsewhere(name: str, section: DataSection, raw: Raw, test: Table, read
             f"data.validation: {name} has the classes {shortened(str(other.classes))}, and {section.name} has "
             f"{shortened(str(raw.classes))}: the same names in the same order are needed"
         )
+    raw.warnings += _told(other.warnings, name, raw.warnings)
     return test, other.train
+
+
+def _told(lines: list[str], name: str, known: list[str]) -> list[str]:
+    """Warnings about how the validation data `name` were read, which say so; without those `known` of the training data."""
+    place = name.partition(":")[2] or name
+    plain = [line.removeprefix("data: ") for line in lines if line not in known]
+    return [f"data.validation: {line}" if place in line else f"data.validation: {name}: {line}" for line in plain]
 
 
 def _share(text: str) -> float:

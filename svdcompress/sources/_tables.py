@@ -68,8 +68,9 @@ def read_table(place: str, section: DataSection, kind: str, task: str) -> Raw:
     for column in targets:
         if column not in test_frame.columns:
             raise DataError(f"data.test: {test_place} has no column {column!r}")
-    wanted, _ = _targets(test_frame, targets, classes, task, test_place)
-    test = Table(test_place, frame_inputs(test_frame, preprocessing, test_place), wanted)
+    test = Table(test_place)
+    test.targets, _ = _targets(test_frame, targets, classes, task, test_place, test.warnings)
+    test.inputs = frame_inputs(test_frame, preprocessing, test_place, test.warnings)
     return Raw(train, test, classes=classes, preprocessing=preprocessing, warnings=said, notes=notes)
 
 

@@ -99,6 +99,27 @@ def test_a_missing_source_of_validation_data_is_named(tmp_path):
         opened(f"npz:{tmp_path / 'a.npz'}", validation=f"npz:{tmp_path / 'nope.npz'}")
 
 
+def test_warnings_about_validation_data_of_their_own_are_told(tmp_path):
+    x, y = np.ones((20, 3), np.float32), np.arange(20) % 2
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    np.savez(tmp_path / "b.npz", x=x, data=x, y=y)
+    (line,) = opened(f"npz:{tmp_path / 'a.npz'}", validation=f"npz:{tmp_path / 'b.npz'}").warnings
+    assert line == f"data.validation: {tmp_path / 'b.npz'}: not read, although named like data: data (read: x, y)"
+    both = opened(f"npz:{tmp_path / 'b.npz'}", validation=f"npz:{tmp_path / 'b.npz'}").warnings
+    assert len(both) == 1 and not both[0].startswith("data.validation")  # the same file: told once
+
+
+def test_warnings_about_a_table_of_validation_data_are_told(tmp_path):
+    rows = "".join(f"{row},{row % 2}\n" for row in range(20))
+    (tmp_path / "a.csv").write_text(f"t,y\n{rows}")
+    (tmp_path / "b.csv").write_text("t,y\n" + "".join(f"{2**31 + row},{row % 2}\n" for row in range(20)))
+    held = f"csv:{tmp_path / 'b.csv'}"
+    data = opened(f"csv:{tmp_path / 'a.csv'}", validation=held, target="y")
+    told = [line for line in data.warnings if line.startswith("data.validation")]
+    (line,) = told
+    assert line.startswith(f"data.validation: {held}: data.features: column 't': of 20 different values 1 are left")
+
+
 def test_a_limit_takes_examples_of_all_classes(tmp_path):
     labels = np.arange(400) // 40  # in class order, as in a folder of images
     np.savez(tmp_path / "a.npz", x=np.arange(1200).reshape(400, 3).astype(np.float32), y=labels)
