@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def command(work: Function) -> Function:
     @functools.wraps(work)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            with _warnings_as_lines():
+            with _warnings_as_lines(bool(kwargs.get("debug"))):
                 return work(*args, **kwargs)
         except SvdcError as error:
             if kwargs.get("debug"):
@@ -86,8 +87,11 @@ def command(work: Function) -> Function:
 
 
 @contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Within this context, each of our own Python warnings is printed as one line; those of other packages are unchanged."""
+def _warnings_as_lines(debug: bool) -> Iterator[None]:
+    """Within this context, each of our own Python warnings is printed as one line; those of other packages are unchanged.
+
+    debug: whether the traceback of an error that a warning tells of follows.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # torch's, about vmap and attention
         others = warnings.showwarning
@@ -99,6 +103,8 @@ def _warnings_as_lines() -> Iterator[None]:
             if str(frame.f_globals.get("__name__")).startswith("svdcompress."):
                 text = Text.assemble(("warning:", "yellow"), f" {message}")
                 err_console().print(text, highlight=False, soft_wrap=True)
+                if debug and isinstance(message, Warning) and (error := message.__cause__) is not None:
+                    err_console().print("".join(traceback.format_exception(error)), markup=False, highlight=False)
             else:
                 others(message, category, *where, **more)
 

@@ -175,9 +175,14 @@ def report_stage(context: Context, opened: Opened) -> dict[str, Any]:
     report.write_json(out / "report.json", results)
 
     def pictures() -> None:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")  # fonts and the like are not the user's business
+            warnings.simplefilter("always", report.SectionWarning)
             report.write(out, results)
+        for told in (each.message for each in caught):
+            assert isinstance(told, report.SectionWarning)
+            context.results.failed[f"report.html: {told.section}"] = told.reason
+            context.warn(f"{told}; svdc report {out} --debug shows where it failed")
 
     if recipe.report.html:
         context.attempt("report.html", pictures)

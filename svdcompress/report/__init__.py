@@ -41,6 +41,7 @@ and these keys are known as well, all optional:
     recipe: the resolved recipe as text
 """
 
+from svdcompress.report._broken import SectionWarning
 from svdcompress.report._collect import first_filters, log_alpha_histograms
 from svdcompress.report._files import load, plain, write_json, write_text
 from svdcompress.report._integrity import FORMAT, altered, digest, stamped
@@ -57,6 +58,7 @@ __all__ = [
     "Mixture",
     "Results",
     "Row",
+    "SectionWarning",
     "altered",
     "digest",
     "first_filters",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from svdcompress.report import _certainty, _doubts, _evaluation, _sections, _summary, _tradeoff, _use
-
-Section = Callable[[Mapping[str, Any], "Path | None"], str]
+from svdcompress.report._broken import Section, drawn
 
 SECTIONS: dict[str, tuple[str, Section]] = {
     "summary": ("Dense vs. sparse", _summary.summary),
@@ -38,11 +37,14 @@ SECTIONS: dict[str, tuple[str, Section]] = {
 
 
 def page(results: Mapping[str, Any], folder: Path | None) -> str:
-    """The whole page as one HTML text that refers to nothing outside itself."""
+    """The whole page as one HTML text that refers to nothing outside itself.
+
+    Each section is drawn on its own: one that fails is named on the page, and causes a SectionWarning.
+    """
     title = str(results.get("name") or "svdcompress run")
-    parts = {anchor: content(results, folder) for anchor, (_, content) in SECTIONS.items()}
+    parts = {anchor: drawn(heading, content, results, folder) for anchor, (heading, content) in SECTIONS.items()}
     sections = {anchor: (SECTIONS[anchor][0], part) for anchor, part in parts.items() if part}
-    return whole(title, _sections.subtitle(results), sections)
+    return whole(title, drawn("The head", lambda found, _: _sections.subtitle(found), results, folder), sections)
 
 
 def whole(title: str, subtitle: str, sections: Mapping[str, tuple[str, str]]) -> str:

@@ -10,7 +10,10 @@ from svdcompress.report._files import plain, write_json, write_text
 
 
 def write(out_dir: str | Path, results: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Write `report.json` and `report.html` into an existing folder; returns their paths. Raises OutputError."""
+    """Write `report.json` and `report.html` into an existing folder; returns their paths. Raises OutputError.
+
+    Warns of sections of the page that cannot be drawn (`SectionWarning`); the others are there.
+    """
     folder = Path(out_dir)
     json_path = write_json(folder / "report.json", results)
     return json_path, write_text(folder / "report.html", render(results, folder))
@@ -27,7 +30,10 @@ def render_comparison(runs: Sequence[tuple[str, Mapping[str, Any]]], measure: st
 
 
 def render(results: Mapping[str, Any], folder: str | Path | None = None) -> str:
-    """The report as one self-contained HTML page; pictures that `results` names are read from `folder`."""
+    """The report as one self-contained HTML page; pictures that `results` names are read from `folder`.
+
+    Warns as `write` does.
+    """
     from svdcompress.report._page import page  # matplotlib only when something is drawn
 
     return page(plain(results), None if folder is None else Path(folder))

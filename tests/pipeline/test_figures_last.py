@@ -1,17 +1,21 @@
 """Files come before figures: a failing figure costs no file, and figures of many examples keep to a budget."""
 
 import json
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from svdcompress import convert, cost, report
+from svdcompress.cli import app
 from svdcompress.errors import DataError, ExportError, OutputError
 from svdcompress.pipeline import _finish, _onnx, _uncertainty, run
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._uncertainty import _plan, _text, seconds_for, uncertainty
 from svdcompress.recipe import load_recipe
+from svdcompress.report import _page
 from svdcompress.sources import Data, InMemory
 
 SHORT = ["dense.epochs=1", "train.epochs=1", "train.beta.final=1e-6", "recover.epochs=0", "data.limit=60"]
@@ -60,6 +64,24 @@ def test_a_page_that_cannot_be_written_leaves_a_run_that_can_be_resumed(tiny_rec
     assert (folder / "state" / "run.json").is_file() and not (folder / "report.html").exists()
     run(recipe, folder, resume=True)
     assert (folder / "report.html").is_file() and not (folder / "state").exists()
+
+
+def test_a_section_that_fails_is_told_and_shown_by_debug(tiny_recipe, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setitem(_page.SECTIONS, "layers", ("Layers", failing(ValueError("odd shapes"))))
+    results = run(load_recipe(tiny_recipe_file(tiny_recipe, tmp_path), SHORT), folder)
+    assert results["failed"] == {"report.html: Layers": "ValueError: odd shapes"}
+    (line,) = [line for line in results["warnings"] if line.startswith("report.html")]
+    assert "Layers could not be drawn (ValueError: odd shapes)" in line and f"svdc report {folder} --debug" in line
+    text = (folder / "report.html").read_text()
+    assert 'id="layers"' in text and 'id="summary"' in text and "Training" in text
+    assert json.loads((folder / "report.json").read_text())["failed"] == results["failed"]
+    for more in ([], ["--debug"]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", report.SectionWarning)  # as outside of these tests
+            told = CliRunner().invoke(app, ["report", str(folder), *more], catch_exceptions=False)
+        assert told.exit_code == 0
+        assert "warning: report.html: Layers could not be drawn" in told.output and ("Traceback" in told.output) == bool(more)
 
 
 def tiny_recipe_file(recipe, folder):

@@ -143,6 +143,30 @@ def test_an_empty_run_still_gives_a_page(tmp_path):
     assert report.rows({}) == []
 
 
+def broken(results, folder):
+    raise ValueError("no <bins>\nand more")
+
+
+def test_a_section_that_fails_is_named_and_costs_no_other(results, monkeypatch):
+    monkeypatch.setitem(_page.SECTIONS, "calibration", ("Calibration", broken))
+    results["seconds"] = {"data": "long"}  # in the head of the page
+    with pytest.warns(report.SectionWarning) as told:
+        text = report.render(results)
+    page = Page(text)
+    ids = {value for _, name, value in page.attributes if name == "id"}
+    assert page.wrong == [] and ids >= {"summary", "calibration", "layers", "recipe"}
+    assert "Calibration could not be drawn (ValueError: no &lt;bins&gt;)." in text and "The head could not be drawn" in text
+    assert [each.message.section for each in told] == ["Calibration", "This run", "The head"]
+    assert isinstance(told[0].message.__cause__, ValueError)
+
+
+def test_a_section_that_fails_fails_the_tests(results, monkeypatch):
+    """`filterwarnings` in pyproject.toml makes our warnings errors, wherever they are not asked for."""
+    monkeypatch.setitem(_page.SECTIONS, "calibration", ("Calibration", broken))
+    with pytest.raises(report.SectionWarning, match="Calibration could not be drawn"):
+        report.render(results)
+
+
 def test_none_in_any_figure_is_shown_as_a_dash(results):
     results["sparse"] = {"metrics": {"error": None, "nll": float("nan")}, "latency_ms": {}}
     results["parity"]["model.onnx"] = None
