@@ -33,6 +33,13 @@ FEW = 256
 """Datasets of up to this many examples are read in this process: starting others would take longer."""
 
 
+FORMS = (
+    "accepted are (inputs, targets), a Dataset or a DataLoader, also two or three of them (train, test or train, validation, "
+    "test), or a dict of them by these names"
+)
+"""What a function of data may return, for messages."""
+
+
 def read_factory(name: str, section: DataSection) -> Raw:
     """What `package.module:factory` returns: (train, test), (train, validation, test), a dict with these names, or train alone.
 
@@ -61,7 +68,7 @@ def read_factory(name: str, section: DataSection) -> Raw:
     unknown = sorted(set(parts) - {"train", "validation", "test"})
     if "train" not in parts or unknown:
         raise DataError(
-            f"data.name: {name} must return train, test or train, validation, test; it returned {type(made).__name__}"
+            f"data.name: {name} must return train, test or train, validation, test; it returned {_told(made)}; {FORMS}"
         )
     tables = {key: _table(part, name, section) for key, part in parts.items() if part is not None}
     warnings = [line for key, part in parts.items() if (line := _dropped(part, name, key))]
@@ -74,14 +81,29 @@ def _is_pair(made: Any, name: str) -> bool:
     A list of numbers (or of names, which `_pair` refuses) counts as an array: it cannot be a split.
     Raises DataError for two nested lists of numbers, which may be either.
     """
-    arrays = [isinstance(part, Tensor | np.ndarray) for part in made]
-    if all(arrays) or len(made) != 2:
-        return all(arrays)
+    if _arrays(made) or len(made) != 2:
+        return _arrays(made)
     if _nested(made[0]) and _nested(made[1]) and len(made[0]) == len(made[1]):
         raise DataError(
             f"data.name: {name}: two lists of lists may be (inputs, targets) or (train, test): pass arrays or tensors"
         )
-    return (arrays[1] or _plain(made[1])) and isinstance(made[0], tuple | list | dict | Tensor | np.ndarray)
+    return (_arrays(made[1:]) or _plain(made[1])) and isinstance(made[0], tuple | list | dict | Tensor | np.ndarray)
+
+
+def _arrays(parts: Any) -> bool:
+    """Whether all of these are arrays or tensors."""
+    return all(isinstance(part, Tensor | np.ndarray) for part in parts)
+
+
+def _told(made: Any, most: int = 6) -> str:
+    """What a function returned, for messages: its type and the shapes or types of its parts."""
+    kind = type(made).__name__
+    if isinstance(made, dict):
+        return f"a dict with {', '.join(map(str, list(made)[:most])) or 'nothing in it'}"
+    if not isinstance(made, tuple | list):
+        return f"an object of type {kind}"
+    shapes = [f"{type(part).__name__} {tuple(part.shape)}" if _arrays([part]) else type(part).__name__ for part in made[:most]]
+    return f"a {kind} of {len(made)}: {', '.join(shapes)}{', ...' * (len(made) > most)}"
 
 
 def _plain(part: Any) -> bool:
@@ -98,6 +120,11 @@ def _nested(part: Any) -> bool:
 def _table(part: Any, name: str, section: DataSection) -> Table:
     if isinstance(part, Tensor | np.ndarray) and section.unlabelled:
         return _pair(part, no_targets(len(part)), name)
+    if isinstance(part, tuple | list) and part and not section.unlabelled and len(part) != 2 and _arrays(part):
+        raise DataError(
+            f"data.name: {name} returned {_told(part)}, which is no (inputs, targets): several inputs go into one tuple, "
+            f"((a, b), targets), and examples have no weights (loss.class_weights weighs classes); {FORMS}"
+        )
     if isinstance(part, DataLoader):
         workers = part.num_workers if section.workers is None else section.workers
         return _dataset(_chosen(part), name, part.collate_fn, workers)

@@ -41,6 +41,26 @@ def test_names_as_targets_are_refused(kind, wrapped):
         opened(wrapped((X, kind(["cat"] * 60))))
 
 
+W = torch.ones(60)
+
+
+@pytest.mark.parametrize("made", [(X, Y, W), [X, Y, W.numpy()], ((X, Y, W), (X, Y, W)), {"train": (X, Y, W)}])
+def test_three_arrays_are_no_pair(made):
+    with pytest.raises(DataError) as told:
+        opened(made)
+    for part in ("of 3: Tensor (60, 2), Tensor (60,), ", " (60,), which is no (inputs, targets)", "no weights", "accepted are"):
+        assert part in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "got"), [((X, Y, W, 3), "a tuple of 4: Tensor (60, 2), "), ({"x": X}, "a dict with x"), (3, "returned a int; a D")]
+)
+def test_what_is_no_data_is_told_with_what_would_be(made, got):
+    with pytest.raises(DataError) as told:
+        opened(made)
+    assert got in str(told.value) and "DataLoader" in str(told.value)
+
+
 def test_a_single_number_is_no_target():
     with pytest.raises(DataError, match="are not arrays of numbers"):
         opened((X, np.array(1)))
