@@ -59,8 +59,9 @@ class Extra(_Part):
 
 
 class Facts(_Part):
-    """`state/run.json`."""
+    """`state/run.json`. run: the run's name in its states of training; None: an earlier version began it."""
 
+    run: str | None = None
     seconds: dict[str, float] = {}
     unfinished: dict[str, float] = {}
     torch_threads: Length | None = None

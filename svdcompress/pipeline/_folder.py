@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from svdcompress.errors import OutputError, SvdcError, explained, shortened
-from svdcompress.files import is_temporary, make_folder, not_made, parse_json, sweep, write_atomically
+from svdcompress.files import is_temporary, make_folder, not_made, sealed, sweep, unsealed, write_atomically
 from svdcompress.pipeline._extra import Facts
 from svdcompress.recipe import HEADING, Recipe, dump_recipe, load_recipe
 from svdcompress.sources import code_of_run
@@ -65,6 +65,8 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
         if _finished(out):  # killed before its state was cleared
             RunState(out, writer=True).finish()
             raise _over(out)
+        if not (out / STATE / "run.json").is_file():
+            _begin_state(out)
         return again
     moved = ""
     if _underway(out):
@@ -81,8 +83,14 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
             raise OutputError(f"--overwrite: {out} cannot be moved to {aside} ({error.strerror})") from error
         moved = f"what was in {out} is now in {aside}"
     _make_state(out)
-    write_atomically(out / STATE / "run.json", lambda path: path.write_text("{}"))  # writable, with some space?
+    _begin_state(out)  # writable, with some space?
     return moved
+
+
+def _begin_state(out: Path) -> None:
+    """Write the first `run.json`. run: a name that the states of training carry, so that another run's are noticed."""
+    text = sealed({"run": uuid.uuid4().hex})
+    write_atomically(out / STATE / "run.json", lambda path: path.write_text(text))
 
 
 def _make_state(out: Path) -> None:
@@ -261,7 +269,7 @@ class RunState:
         file = self.folder / "run.json"
         if file.is_file():
             try:
-                self.facts = parse_json(file.read_bytes())
+                self.facts = unsealed(file.read_bytes())
                 Facts.model_validate(self.facts)
             except (ValueError, OSError) as error:  # a ValidationError is a ValueError
                 reason = explained(error) if isinstance(error, ValidationError) else shortened(str(error))
@@ -273,7 +281,7 @@ class RunState:
         """Remember facts, also on disk."""
         self.facts.update(facts)
         if self.writer:
-            text = json.dumps(self.facts)
+            text = sealed(self.facts)
             write_atomically(self.folder / "run.json", lambda path: path.write_text(text))
 
     def write_recipe(self, recipe: Recipe) -> None:

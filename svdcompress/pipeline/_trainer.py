@@ -83,6 +83,7 @@ class Trainer:
             device=recipe.device,
             compiled=settings.compile,
             state=state or context.state.folder / f"{stage}.pt",
+            owner=context.state.facts.get("run"),
             bars=context.bars,
             stop=context.stop,
             on_epoch=self._log,

@@ -56,6 +56,7 @@ def fit(
     shrink_from: float = math.inf,
     shrink: Callable[[nn.Module], bool] | None = None,
     state: Path | None = None,
+    owner: str | None = None,
     last_epoch: int | None = None,
     steady: Training | None = None,
     bars: Bars | None = None,
@@ -91,6 +92,7 @@ def fit(
     shrink_from: the epoch from which `shrink` is called with the model after each epoch; if it returns True, having removed
         units in place, a new optimizer is made. Ignored with several processes.
     state: file to save the state in after epochs, and to resume from if it exists.
+    owner: a name that the state carries; one that carries another is refused (None: any state is taken).
     last_epoch: train up to this epoch of the `settings.epochs` over which learning rates and beta are scheduled (None: all of
         them). A later call with the same `state` and a later last epoch continues bit for bit as one long fit would; it may
         have another `schedule`, such as a higher beta. `keep="best"` compares the epochs of all calls.
@@ -102,7 +104,8 @@ def fit(
         whether the fit has dealt with it already; None: checks that would only report are skipped.
 
     Raises TrainingError for a loss that is not finite (the state before it is kept) and for a state that is past `last_epoch`,
-    DataError if there are no examples, UsageError for a last epoch outside the settings' epochs.
+    CheckpointError for a state that is damaged or has another owner, DataError if there are no examples, UsageError for a last
+    epoch outside the settings' epochs.
     """
     section = section or stage
     if not len(examples):
@@ -135,7 +138,7 @@ def fit(
         compiled=compiled,
         bars=bars,
         stop=stop,
-        file=StateFile(state),
+        file=StateFile(state, owner),
         validate=validate,
         shrink_from=math.inf if shrink is None else shrink_from,
         shrink=shrink,

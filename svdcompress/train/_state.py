@@ -38,10 +38,15 @@ def seed_everything(*parts: int | str) -> None:
 
 
 class StateFile:
-    """A fit's state on disk: written whole or not at all, read with `weights_only=True`."""
+    """A fit's state on disk: written whole or not at all, read with `weights_only=True`.
 
-    def __init__(self, path: Path | None) -> None:
+    owner: a name that the file carries; one with another name is refused, and one without, as earlier versions wrote it, is
+    not.
+    """
+
+    def __init__(self, path: Path | None, owner: str | None = None) -> None:
         self.path = path
+        self.owner = owner
         self._last = 0.0
         self._took = 0.0
 
@@ -54,15 +59,17 @@ class StateFile:
         if self.path is None:
             return
         started = time.monotonic()
-        write_atomically(self.path, lambda temporary: torch.save(state, temporary))
+        write_atomically(self.path, lambda temporary: torch.save({**state, "owner": self.owner}, temporary))
         self._last = time.monotonic()
         self._took = self._last - started
 
     def load(self) -> dict[str, Any] | None:
-        """The state, or None if there is none. Raises CheckpointError for a damaged file."""
+        """The state, or None if there is none. Raises CheckpointError for a damaged file, and for that of another owner."""
         state = self._content()
         if state is None:
             return None
+        if self.owner is not None and state.get("owner") not in (None, self.owner):
+            raise CheckpointError(f"{self.path}: it belongs to another run; remove it to start this stage again")
         try:
             _Saved.model_validate({name: value for name, value in state.items() if isinstance(name, str)})
         except ValidationError as error:

@@ -295,7 +295,7 @@ def read_run(folder: Path, rng: random.Random) -> None:
             report.render(results, folder)
     except SvdcError:
         raise
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError):
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, report.SectionWarning):
         pass  # the command `report` reports these as a report that was edited by hand
     RunState(folder, writer=False)
     trained(folder / "state" / "train.pt", 2)

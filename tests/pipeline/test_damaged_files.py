@@ -161,6 +161,31 @@ def test_of_a_training_state(tiny_recipe, tmp_path):
     assert "metrics" in run(recipe, out, resume=True)["sparse"]
 
 
+def test_of_a_training_state_of_another_run(tiny_recipe, tmp_path):
+    """Of the same recipe and stage, so that nothing else would tell."""
+    recipe, out = begun(tiny_recipe, tmp_path / "run", "train")
+    begun(tiny_recipe, tmp_path / "other", "train")
+    file = out / "state" / "train.pt"
+    file.write_bytes((tmp_path / "other" / "state" / "train.pt").read_bytes())
+    with pytest.raises(CheckpointError, match=r"train\.pt: it belongs to another run; remove it to start this stage again"):
+        run(recipe, out, resume=True)
+    state = {name: value for name, value in torch.load(file).items() if name != "owner"}
+    torch.save(state, file)  # as earlier versions wrote it
+    assert "metrics" in run(recipe, out, resume=True)["sparse"]
+
+
+def test_of_facts_of_a_run_that_were_changed(tiny_recipe, tmp_path):
+    recipe, out = begun(tiny_recipe, tmp_path / "run", "train")
+    file = out / "state" / "run.json"
+    whole = file.read_text()
+    file.write_text(whole.replace('"examples": ', '"examples": 1', 1))
+    assert file.read_text() != whole
+    with pytest.raises(OutputError, match=r"run\.json: damaged \(changed since it was written\); remove \S+/state and resume"):
+        run(recipe, out, resume=True)
+    file.write_text(json.dumps({name: value for name, value in json.loads(whole).items() if name not in ("sha256", "run")}))
+    assert "metrics" in run(recipe, out, resume=True)["sparse"]  # as earlier versions wrote it
+
+
 def test_of_the_facts_of_a_run(tiny_recipe, tmp_path):
     """Without them, nothing would say that the weights or the data are others than before."""
     recipe, out = begun(tiny_recipe, tmp_path / "run", "train")

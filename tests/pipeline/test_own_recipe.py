@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from svdcompress.cli import app
 from svdcompress.errors import Interrupted, OutputError, RecipeError
+from svdcompress.files import sealed, unsealed
 from svdcompress.pipeline import _stages, prepare, run
 from svdcompress.pipeline._folder import locked
 from svdcompress.pipeline._own_recipe import check_own_recipe, recipe_used
@@ -109,8 +110,8 @@ def test_a_file_that_is_not_whole_is_named(begun, keep, said):
 
 def test_a_run_of_an_earlier_version_has_only_the_file(begun):
     recipe, out = begun
-    facts = json.loads((out / "state" / "run.json").read_text())
-    assert facts.pop("recipe")
+    facts = unsealed((out / "state" / "run.json").read_text())
+    assert facts.pop("recipe") and facts.pop("run")
     (out / "state" / "run.json").write_text(json.dumps(facts))
     edit(out, "\nreport:\n", "\nreport:\n  # as it was\n")
     check_own_recipe(out)
@@ -120,8 +121,8 @@ def test_a_run_of_an_earlier_version_has_only_the_file(begun):
 
 def test_a_recipe_in_the_state_that_cannot_be_read(begun):
     recipe, out = begun
-    facts = json.loads((out / "state" / "run.json").read_text())
-    (out / "state" / "run.json").write_text(json.dumps({**facts, "recipe": "train: {epochs: many}"}))
+    facts = unsealed((out / "state" / "run.json").read_text())
+    (out / "state" / "run.json").write_text(sealed({**facts, "recipe": "train: {epochs: many}"}))
     with pytest.raises(OutputError, match=r"run\.json: recipe: damaged \(.*train\.epochs.*; remove .*state and resume"):
         run(recipe, out, resume=True)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from svdcompress.cli._compare import _check_same
 from svdcompress.errors import Interrupted, RecipeError, UsageError
+from svdcompress.files import unsealed
 from svdcompress.pipeline import _stages, changed_fields, open_run, run, value_of
 from svdcompress.pipeline._own_recipe import check_own_recipe, recipe_used
 from svdcompress.pipeline._recovery import for_recovery, steady
@@ -66,7 +67,7 @@ def of_an_earlier_version(out):
     text = yaml.safe_dump(load_recipe(out / "recipe.yaml").model_dump(mode="json"), sort_keys=False)
     (out / "recipe.yaml").write_text(EARLIER + text)
     file = out / "state" / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "recipe": text}))
+    file.write_text(json.dumps({**unsealed(file.read_text()), "recipe": text}))
 
 
 @pytest.mark.parametrize("field", USUAL)

@@ -1,16 +1,15 @@
 """The seconds of a stage include all sessions, wherever one ended."""
 
-import json
-
 import pytest
 
 from svdcompress.errors import Interrupted
+from svdcompress.files import sealed, unsealed
 from svdcompress.pipeline import _context, _trainer, run
 from svdcompress.recipe import load_recipe
 
 
 def on_disk(out):
-    return json.loads((out / "state" / "run.json").read_text())
+    return unsealed((out / "state" / "run.json").read_text())
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def test_those_before_a_stop_count(recipe, tmp_path, monkeypatch):
     facts = on_disk(out)
     assert set(facts["unfinished"]) == {"train"} and 0 < facts["unfinished"]["train"] < 60
     assert "train" not in facts["seconds"] and 0 < facts["seconds"]["dense"] < 60
-    (out / "state" / "run.json").write_text(json.dumps(facts | {"unfinished": {"train": 1000.0}}))
+    (out / "state" / "run.json").write_text(sealed(facts | {"unfinished": {"train": 1000.0}}))
     seconds = run(recipe, out, resume=True)["seconds"]
     assert 1000 < seconds["train"] < 1060 and seconds["dense"] < 60
     assert sum(seconds.values()) < 1120
