@@ -18,7 +18,9 @@ from svdcompress.calibrate._answer import AnswerAbove, answer_above
 from svdcompress.calibrate._conformal import (
     ConformalIntervals,
     ConformalSets,
+    check_coverage,
     intervals_from,
+    least_examples,
     scores,
     sets_from,
 )
@@ -28,7 +30,8 @@ from svdcompress.likelihoods import Likelihood, Prediction
 from svdcompress.uncertainty import Batches, gather
 
 MOST = 20_000
-"""The most validation targets that are kept, drawn with a fixed seed."""
+"""The most validation examples that are kept, drawn with a fixed seed; with MOST_TARGETS each, these take 10 MB. Positions of
+one thing count as examples."""
 
 MOST_TARGETS = 64
 """The most targets of an example that each get their own interval width; more are positions of one thing, and share one."""
@@ -55,6 +58,8 @@ class Promises:
         """Sets or intervals with this coverage. Raises UsageError, DataError (too few examples) as `conformal_sets` does."""
         if self.scores is None:
             raise UsageError(f"coverage: task {self.task!r} has neither prediction sets nor intervals")
+        if line := out_of_reach(coverage):
+            raise DataError(f"coverage: {line}")
         if self.labels is None:
             return intervals_from(self.scores, coverage)
         return sets_from(self.scores, self.labels, self.classes, coverage)
@@ -69,6 +74,16 @@ class Promises:
         """The tensors that are not None, by name."""
         found = {name: getattr(self, name) for name in ("confidence", "right", "scores", "labels")}
         return {name: value.contiguous() for name, value in found.items() if value is not None}
+
+
+def out_of_reach(coverage: float) -> str:
+    """Why a coverage cannot be promised however many validation examples there are, and what to do; "" if it can."""
+    if (needed := least_examples(check_coverage(coverage))) <= MOST:
+        return ""
+    return (
+        f"{coverage:g} cannot be promised: it takes {needed:,} validation examples, and the results of at most {MOST:,} are "
+        f"kept; ask for a coverage of {MOST / (MOST + 1):.5f} or less"
+    )
 
 
 def promises_of(predict: Callable[[Any], Prediction], batches: Batches, likelihood: Likelihood) -> Promises:
@@ -104,7 +119,7 @@ def targets_of(targets: Tensor) -> int:
 
 def _drawn(count: int, each: int) -> Tensor:
     """Which of `count` examples with `each` targets are kept: the positions of their targets, example by example."""
-    examples = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: MOST // each].sort().values
+    examples = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:MOST].sort().values
     return (examples[:, None] * each + torch.arange(each)).flatten()
 
 

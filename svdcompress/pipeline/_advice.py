@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from svdcompress.calibrate import least_examples, targets_of
+from svdcompress.calibrate import least_examples, out_of_reach, targets_of
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import LARGE, PUSH, final_beta, sizes
 from svdcompress.recipe import Recipe, in_epochs
@@ -28,6 +28,8 @@ def unpromised(recipe: Recipe, data: Data) -> list[str]:
         return []
     if likelihood.probabilities and not likelihood.classes:
         return [f"calibrate.coverage: task {data.task!r} has neither prediction sets nor intervals, so nothing is promised"]
+    if line := out_of_reach(coverage):
+        return [f"calibrate.coverage: {line}"]
     targets, count, needed = next(iter(data.validation.batches(1)))[1], len(data.validation), least_examples(coverage)
     several = 1 if likelihood.probabilities else targets_of(targets)
     if targets.numel() > several or count >= needed:  # each position counts

@@ -59,8 +59,8 @@ def test_an_examples_targets_count_as_one_example(examples, targets, coverage, n
 
 
 def test_what_is_kept_of_many_examples_stays_together(monkeypatch):
-    """Of 40 examples with 3 targets, as many are drawn as 30 numbers have room for; an example's targets stay together."""
-    monkeypatch.setattr(sys.modules[promises_of.__module__], "MOST", 30)
+    """Of 40 examples with 3 targets, 10 are drawn; an example's targets stay together."""
+    monkeypatch.setattr(sys.modules[promises_of.__module__], "MOST", 10)
     y = torch.arange(120.0).view(40, 3)
 
     def predict(x):
@@ -70,6 +70,22 @@ def test_what_is_kept_of_many_examples_stays_together(monkeypatch):
     seen = promises_of(predict, lambda: [(y[:25], y[:25]), (y[25:], y[25:])], likelihood_for("gaussian"))
     assert seen.scores.shape == (10, 3) and torch.equal(seen.scores.diff(dim=1), torch.ones(10, 2).double())
     assert bool((seen.scores[:, 0] % 3 == 0).all())
+
+
+def test_many_targets_leave_room_for_high_coverages():
+    """With 64 targets, 20,000 numbers were those of 312 examples, so that 0.997 was refused however many there were."""
+    y = torch.rand(2000, 64, generator=torch.Generator().manual_seed(0))
+
+    def predict(x):
+        zeros, ones = torch.zeros_like(x), torch.ones_like(x)
+        return Prediction("gaussian", 1, zeros, ones, ones, zeros)
+
+    seen = promises_of(predict, lambda: [(y, y)], likelihood_for("gaussian"))
+    assert seen.scores.shape == (2000, 64)
+    found = seen.coverage(0.999)
+    assert found.examples == 2000 and len(found.widths) == 64
+    with pytest.raises(DataError, match=r"it takes 99,999 validation examples, and the results of at most 20,000 are kept"):
+        seen.coverage(0.99999)
 
 
 @pytest.fixture(scope="module")

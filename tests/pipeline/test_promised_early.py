@@ -33,6 +33,12 @@ def test_of_several_targets_each_takes_its_examples():
     assert told("classification", torch.zeros(80, 4, dtype=torch.long), "calibrate.coverage=0.99") == []  # positions count
 
 
+def test_what_no_validation_data_can_promise_is_told_as_such():
+    (line,) = told("classification", torch.zeros(80, dtype=torch.long), "calibrate.coverage=0.99999")
+    assert "at most 20,000 are kept; ask for a coverage of 0.99995 or less" in line and "larger" not in line
+    assert "it takes 19,999: set a larger" in told("regression", torch.zeros(80, 1), "calibrate.coverage=0.99995")[0]
+
+
 def test_a_task_without_sets_is_told():
     (line,) = told("binary", torch.zeros(80, 1), "calibrate.coverage=0.9")
     assert "neither prediction sets nor intervals" in line
