@@ -128,6 +128,15 @@ def shortened(text: str, length: int = 200) -> str:
     return text[:head] + note + text[len(text) - max(0, length - len(note) - head) :]
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, for a message.
+
+    >>> counted(1, "example"), counted(1200, "example")
+    ('1 example', '1,200 examples')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def cause(error: BaseException) -> str:
     """The first line of another library's error, for a message; shapes that don't match are put into words.
 

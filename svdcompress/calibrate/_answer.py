@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.errors import DataError, UsageError
+from svdcompress.errors import DataError, UsageError, counted
 
 CONFIDENCE = 0.95
 """The probability, over random validation data, that the promise holds."""
@@ -101,8 +101,8 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
     least = starts[0]
     if least > count:
         raise DataError(
-            f"answer_above: {accuracy:g} cannot be promised from {count} validation examples: it takes {least} without an error"
-            " (data.validation makes the split larger), or a smaller accuracy"
+            f"answer_above: {accuracy:g} cannot be promised from {counted(count, 'validation example')}: it takes {least} "
+            "without an error (data.validation makes the split larger), or a smaller accuracy"
         )
     best = 0
     for start in starts:
@@ -113,7 +113,7 @@ def answer_above(confidence: Tensor, right: Tensor, accuracy: float, *, sure: fl
     if not best:
         reached = max(lower_bound(int(wrong[number - 1]), number, delta) for number in _shares(ordered, least))
         raise DataError(
-            f"answer_above: no confidence reaches an accuracy of {accuracy:g} with the {count} validation examples; "
+            f"answer_above: no confidence reaches an accuracy of {accuracy:g} with the {counted(count, 'validation example')}; "
             f"{math.floor(1000 * reached) / 1000:g} is the most that they can promise"
         )
     errors = int(wrong[best - 1])

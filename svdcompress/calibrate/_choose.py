@@ -19,7 +19,7 @@ from svdcompress.calibrate._kept import held, kept_of
 from svdcompress.calibrate._posterior import Joint, with_variances
 from svdcompress.calibrate._refit import refit
 from svdcompress.calibrate._tempering import FEWEST, Tempered, fit_tempering
-from svdcompress.errors import ModelError, UsageError
+from svdcompress.errors import ModelError, UsageError, counted
 from svdcompress.layers import set_posterior
 from svdcompress.likelihoods import TASKS, Likelihood, likelihood_for
 from svdcompress.relevance import hold, relevance
@@ -151,7 +151,9 @@ def calibrate(
     found: dict[str, tuple[nn.Module, Fitted]] = {}
     tried = []
     if len(wanted) > 1 and len(first.owner.unique()) < FEWEST:
-        notes.append(f"{len(first.owner.unique())} validation examples are too few to choose a posterior; {FEWEST} are needed")
+        few = len(first.owner.unique())
+        said = f"{counted(few, 'validation example')} {'is' if few == 1 else 'are'} too few to choose a posterior"
+        notes.append(f"{said}; {FEWEST} are needed")
         wanted = ["variational"]
     for name in wanted if len(wanted) > 1 else ():
         started, note = time.monotonic(), ""

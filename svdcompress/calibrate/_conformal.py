@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from svdcompress.errors import DataError, UsageError
+from svdcompress.errors import DataError, UsageError, counted
 from svdcompress.uncertainty import as_rows, shaped_like
 
 ROUNDING = 1e-5
@@ -108,8 +108,8 @@ def quantile(values: Tensor, coverage: float) -> float:
     rank = _rank(count, coverage)
     if rank > count:
         raise DataError(
-            f"coverage: {coverage:g} cannot be promised from {count} validation examples; it takes {least_examples(coverage)} "
-            "(data.validation makes the split larger), or a smaller coverage"
+            f"coverage: {coverage:g} cannot be promised from {counted(count, 'validation example')}; it takes "
+            f"{least_examples(coverage)} (data.validation makes the split larger), or a smaller coverage"
         )
     found = float(values.flatten().double().kthvalue(rank).values)  # NaN counts as larger than all other scores
     if math.isnan(found):

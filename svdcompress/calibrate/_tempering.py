@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from svdcompress.calibrate._draws import Draws
 from svdcompress.calibrate._search import least, widened
+from svdcompress.errors import counted
 from svdcompress.likelihoods import Likelihood
 
 SPREAD = 1.0
@@ -175,10 +176,11 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
     """
     about = centre(likelihood, draws)
     examples = len(draws.owner.unique())
+    few = counted(examples, "validation example")
     plain = nll_rows(likelihood, draws, about)
     before = float(plain.mean())
     if examples < FEWEST and not likelihood.constant_noise:
-        note = f"{examples} validation examples are too few to fit a temperature; {FEWEST} are needed"
+        note = f"{few} {'is' if examples == 1 else 'are'} too few to fit a temperature; {FEWEST} are needed"
         return Tempered(1.0, before, before, False, examples, note)
     knob, fitted = fit_knob(likelihood, draws)
     if examples < 2:
@@ -187,7 +189,7 @@ def fit_tempering(likelihood: Likelihood, draws: Draws) -> Tempered:
     tried = table(likelihood, draws)
     after = float(cross_validated(tried.rows, tried.extra, folds_of(draws)).mean())
     if likelihood.constant_noise:
-        note = f"{examples} validation examples say little about the noise; {FEWEST} are needed" if examples < FEWEST else ""
+        note = f"{few} say little about the noise; {FEWEST} are needed" if examples < FEWEST else ""
         return Tempered(math.exp(-knob), before, after, True, examples, note)
     if after < before:
         return Tempered(math.exp(knob), before, after, True, examples)

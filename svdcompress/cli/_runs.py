@@ -25,7 +25,7 @@ from svdcompress.cli._common import (
     out_console,
     print_json,
 )
-from svdcompress.errors import OutputError, UsageError, shortened
+from svdcompress.errors import OutputError, UsageError, counted, shortened
 
 BY_MEAN = (
     "predicted by the mean: on the run's validation data draws were no better, and cost more. --samples 100 draws anyway "
@@ -231,13 +231,13 @@ def _promises(told: dict[str, Any]) -> list[str]:
         lines.append(
             f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "
             f"more; on inputs like the validation data {100 * found['accuracy']:g}% of the answers are right (with "
-            f"{100 * found['confidence']:g}% confidence, from {found['examples']:,} validation examples)"
+            f"{100 * found['confidence']:g}% confidence, from {counted(found['examples'], 'validation example')})"
         )
     if found := told.get("coverage"):
         sets = found["kind"] == "sets"
         size = f"{found['mean_size']:.3g} classes per set" if sets else f"{_width(found['width'])} deviations each way"
         lines.append(
-            f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ({found['examples']:,} "
-            f"examples); {size} on average"
+            f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ("
+            f"{counted(found['examples'], 'example')}); {size} on average"
         )
     return lines

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from svdcompress.calibrate import least_examples, out_of_reach, targets_of
+from svdcompress.errors import counted
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._convert import LARGE, PUSH, final_beta, sizes
 from svdcompress.recipe import Recipe, in_epochs
@@ -36,8 +37,8 @@ def unpromised(recipe: Recipe, data: Data) -> list[str]:
         return []
     each = f" for each of {several} targets" if several > 1 else ""
     return [
-        f"calibrate.coverage: {coverage:g} cannot be promised{each} from {count:,} validation examples; it takes {needed:,}: "
-        "set a larger data.validation, or a smaller coverage"
+        f"calibrate.coverage: {coverage:g} cannot be promised{each} from {counted(count, 'validation example')}; it takes "
+        f"{needed:,}: set a larger data.validation, or a smaller coverage"
     ]
 
 
@@ -68,7 +69,7 @@ def advice(recipe: Recipe, model: nn.Module, examples: int, processes: int = 1, 
         lines.append(f"only {share:.0f}% of the {total:,} parameters are in layers to be converted (svdc inspect shows why)")
     if examples < 500:
         much = "" if beta.final == "auto" else f", and the KL has a weight of 1/{examples}: expect heavy pruning"
-        lines.append(f"only {examples} training examples: a small drop can't be told from chance{much}")
+        lines.append(f"only {counted(examples, 'training example')}: a small drop can't be told from chance{much}")
     if train.shrink is not None and processes > 1:
         lines.append("train.shrink works in one process only: in this run nothing is removed before the training ends")
     return lines + _pretrained(recipe, model)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from svdcompress.errors import RecipeError
+from svdcompress.errors import RecipeError, counted
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.pipeline._begin import Dense, Opened
 from svdcompress.pipeline._context import Context
@@ -100,8 +100,8 @@ def doubts(context: Context, opened: Opened, dense: Dense, budget: Budget, found
         told = "The upper bound on it decides nevertheless, so less may go than could" if bound else "The measured drop decides"
         decides = told if found.nll is None else by_nll
         lines.append(
-            f"{count:,} validation examples {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: {about}. "
-            f"{decides}; {'set data.validation, or ' if needed < 10**9 else ''}allow more"
+            f"{counted(count, 'validation example')} {'may not' if bound else 'cannot'} tell a drop of {drop} from chance: "
+            f"{about}. {decides}; {'set data.validation, or ' if needed < 10**9 else ''}allow more"
         )
     if (line := _seen(context, opened.data, dense, found)) is not None:
         lines.append(line)

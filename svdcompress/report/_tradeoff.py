@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from svdcompress.errors import UsageError
+from svdcompress.errors import UsageError, counted
 from svdcompress.recipe import smaller
 from svdcompress.report import _html as html
 from svdcompress.report._files import load
@@ -157,7 +157,7 @@ def search(results: Mapping[str, Any], folder: Path | None) -> str:
     caption = (
         f"Asked for: {escape(asked)}. Each point is a model that was pruned and fine-tuned; the line above it is the upper "
         f"bound on its error, one-sided at {100 * found['confidence']:.0f}%, paired with the dense model (dashed) on "
-        f"{found['validation_examples']:,} validation examples. {too_much}."
+        f"{counted(found['validation_examples'], 'validation example')}. {too_much}."
         f"{_decided(found)}{_measured(found.get('measured') or {})}{_trained(found.get('epochs'))}"
     )
     label = f"{curve.what} of each trial by how many times {curve.unit}"

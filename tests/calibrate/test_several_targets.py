@@ -54,7 +54,8 @@ def test_widths_are_the_quantiles_of_each_column():
 def test_an_examples_targets_count_as_one_example(examples, targets, coverage, needed):
     """Two targets of the same error are no further evidence: as independent ones, 5 examples held 83.5% of the truths."""
     zeros, ones = torch.zeros(examples, targets), torch.ones(examples, targets)
-    with pytest.raises(DataError, match=f"cannot be promised from {examples} validation examples?; it takes {needed} "):
+    few = "1 validation example" if examples == 1 else f"{examples} validation examples"
+    with pytest.raises(DataError, match=f"cannot be promised from {few}; it takes {needed} "):
         conformal_intervals(zeros, ones, zeros + torch.rand(examples, 1), coverage)
 
 

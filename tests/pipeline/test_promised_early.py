@@ -33,6 +33,11 @@ def test_of_several_targets_each_takes_its_examples():
     assert told("classification", torch.zeros(80, 4, dtype=torch.long), "calibrate.coverage=0.99") == []  # positions count
 
 
+def test_a_single_example_is_told_as_one():
+    (line,) = told("classification", torch.zeros(1, dtype=torch.long), "calibrate.coverage=0.9")
+    assert "cannot be promised from 1 validation example; it takes 9" in line
+
+
 def test_what_no_validation_data_can_promise_is_told_as_such():
     (line,) = told("classification", torch.zeros(80, dtype=torch.long), "calibrate.coverage=0.99999")
     assert "at most 20,000 are kept; ask for a coverage of 0.99995 or less" in line and "larger" not in line
