@@ -279,11 +279,15 @@ def _as_stored(
     data, found = material.opened.data, evaluate(OnnxModel(path, material.units), test, **what)
     for name in found:
         if stored.get(name) is not None and found[name] is not None:
-            loose = material.loose
-            one = 100 * max(1 / len(test), loose * ROUNDED) + 1e-6
-            allowed = one if name == "error" else loose * rounded(name, stored[name], data)
+            allowed = may_differ(name, stored[name], test, data, material.loose)
             passed = abs(found[name] - stored[name]) <= allowed
             yield Check(f"{name} of {len(test):,} test examples", file, stored[name], found[name], passed)
+
+
+def may_differ(name: str, stored: float, examples: Examples, data: Data, loose: int) -> float:
+    """How much rounding may change a metric of these examples. loose: how many times more is allowed than on a CPU."""
+    one = 100 * max(1 / len(examples), loose * ROUNDED) + 1e-6
+    return one if name == "error" else loose * rounded(name, stored, data)
 
 
 def rounded(name: str, stored: float, data: Data) -> float:

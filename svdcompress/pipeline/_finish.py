@@ -13,6 +13,7 @@ from torch import nn
 from svdcompress import cost, report
 from svdcompress.errors import VerifyError
 from svdcompress.pipeline import _figures
+from svdcompress.pipeline._as_chosen import other_than_chosen
 from svdcompress.pipeline._begin import Dense, Opened, Variational
 from svdcompress.pipeline._changes import changes
 from svdcompress.pipeline._context import Context
@@ -64,6 +65,10 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
             said = lost_skill(before, after, data, context.recipe.search.wanted)
             results.warnings += [said] if said else []
 
+    def chosen() -> None:
+        if (said := other_than_chosen(results, data)) is not None:
+            context.warn(said)
+
     def layers() -> None:
         results.layers = _figures.layer_rows(variational.shapes, models.masks, dense, small, opened.inputs)
 
@@ -75,6 +80,7 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
         context.attempt(f"the {name} model's size", partial(count, side, model))
     context.attempt("the intervals of the changes", compared)
     context.attempt("one answer to all inputs", skill)
+    context.attempt("the chosen trial", chosen)
     context.attempt("layers", layers)
     context.attempt("filters", filters)
 
