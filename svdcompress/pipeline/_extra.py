@@ -59,8 +59,10 @@ class Extra(_Part):
 
 
 class Facts(_Part):
-    """`state/run.json`. run: the run's name in its states of training; None: an earlier version began it."""
+    """`state/run.json`. run: the run's name in its states of training; None: an earlier version began it. aside: the folder
+    that `--overwrite` moved the former contents to."""
 
+    aside: str | None = None
     run: str | None = None
     seconds: dict[str, float] = {}
     unfinished: dict[str, float] = {}

@@ -68,7 +68,7 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
         if not (out / STATE / "run.json").is_file():
             _begin_state(out)
         return again
-    moved = ""
+    moved, aside = "", None
     if _underway(out):
         raise OutputError(f"--out: a run is under way in {out}; wait for it, or choose another --out")
     if out.exists() and (not out.is_dir() or not _free(out)):
@@ -83,13 +83,14 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
             raise OutputError(f"--overwrite: {out} cannot be moved to {aside} ({error.strerror})") from error
         moved = f"what was in {out} is now in {aside}"
     _make_state(out)
-    _begin_state(out)  # writable, with some space?
+    _begin_state(out, aside)  # writable, with some space?
     return moved
 
 
-def _begin_state(out: Path) -> None:
-    """Write the first `run.json`. run: a name that the states of training carry, so that another run's are noticed."""
-    text = sealed({"run": uuid.uuid4().hex})
+def _begin_state(out: Path, aside: Path | None = None) -> None:
+    """Write the first `run.json`: the run's name, which its states of training carry, so that another run's are noticed; and
+    where the former contents of its folder are."""
+    text = sealed({"run": uuid.uuid4().hex, **({"aside": aside.name} if aside is not None else {})})
     write_atomically(out / STATE / "run.json", lambda path: path.write_text(text))
 
 
@@ -209,15 +210,23 @@ def _left(out: Path) -> list[str]:
     )
 
 
-def discard(out: Path) -> None:
-    """Undo what `prepare` did for a run that failed before it trained anything, so that the name is free again."""
+def discard(out: Path) -> str:
+    """Undo what `prepare` did for a run that failed before it trained anything, so that the name is free again, or holds again
+    what was moved aside; returns a line to tell the user then, else ""."""
     if (out / "dense.safetensors").exists() or any((out / STATE).glob("*.pt")):
-        return
+        return ""
+    aside = None
+    with suppress(OutputError):
+        aside = RunState(out, writer=False).facts.get("aside")
     shutil.rmtree(out / STATE, ignore_errors=True)
     with suppress(OSError):  # what failed may be the folder itself
         (out / "recipe.yaml").unlink(missing_ok=True)
         if out.is_dir() and not any(out.iterdir()):
             out.rmdir()
+        if aside is not None and not out.exists():
+            out.with_name(aside).rename(out)
+            return f"what was moved to {out.with_name(aside)} is back in {out}"
+    return ""
 
 
 def _free(out: Path) -> bool:

@@ -50,7 +50,7 @@ def run(
     resume: continue the stopped run in this folder. The recipe may differ in settings that nothing was made with yet: the
         sections of stages that have done no epoch (such as relevance, after a run that pruned too much), and learning rates,
         clip and precision of the stage under way (as after a loss that is not finite).
-    overwrite: move the contents of the folder aside.
+    overwrite: move the contents of the folder aside; they are moved back if the run fails before it has trained anything.
     console, quiet: where progress is shown; with `quiet`, not at all.
     choose_threads: before the first epoch, measure with how many of PyTorch's threads training is fastest here and now, up to
         the number that is set, and keep that number (False: the number that is set). The last bits of results depend on it.
@@ -116,9 +116,10 @@ def _stages(
         except KeyboardInterrupt:
             raise Interrupted(f"stopped at once. Continue with: {again}") from None
         except Exception as error:
-            if place.first and not resume:
-                discard(folder)
-            kept = os.path.isfile(folder / "recipe.yaml")
+            back = discard(folder) if place.first and not resume else ""
+            if back:
+                say(escape(back))
+            kept = not back and os.path.isfile(folder / "recipe.yaml")
             mend = f". Once that is fixed, continue with: {again}" if kept else ""
             if isinstance(error, SvdcError) and mend and (error.resumable or isinstance(error, OutputError | DataError)):
                 raise type(error)(f"{str(error).rstrip('.')}{mend}") from error

@@ -1,5 +1,6 @@
 """A run: what it writes, that it can be stopped anywhere, and that it never takes another run's folder."""
 
+import io
 import json
 import os
 import re
@@ -13,9 +14,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from rich.console import Console
 from safetensors import SafetensorError
 
-from svdcompress.errors import Interrupted, OutputError, PruneError, RecipeError
+from svdcompress.errors import DataError, Interrupted, OutputError, PruneError, RecipeError
 from svdcompress.export import check_parity, read_metadata
 from svdcompress.layers import variational_layers
 from svdcompress.likelihoods import likelihood_of
@@ -209,6 +211,19 @@ def test_overwriting_moves_the_old_folder_aside(tmp_path):
     (out / "recipe.yaml").write_text("new")
     with pytest.raises(OutputError, match="not finished: continue with `svdc sparsify --resume"):
         prepare(out)
+
+
+def test_what_was_moved_aside_is_back_after_a_run_that_failed_at_once(tmp_path):
+    """A mistyped path costs the former run not even its name."""
+    out, console = tmp_path / "run", Console(file=io.StringIO(), width=300)
+    out.mkdir()
+    (out / "recipe.yaml").write_text("old")
+    recipe = load_recipe("digits", [f"data=npz:{tmp_path / 'none.npz'}", "device=cpu"])
+    with pytest.raises(DataError, match=r"none\.npz: no such file") as error:
+        run(recipe, out, overwrite=True, quiet=False, console=console)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"] and [path.name for path in out.iterdir()] == ["recipe.yaml"]
+    assert (out / "recipe.yaml").read_text() == "old" and "--resume" not in str(error.value)
+    assert f"what was moved to {out}.old-1 is back in {out}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_resuming_asks_for_a_run_and_its_own_recipe(tiny_recipe, tmp_path):
