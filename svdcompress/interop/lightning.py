@@ -154,10 +154,10 @@ class SparsifyCallback(pl.Callback):
         self.penalty.set_epoch(trainer.current_epoch + done)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log beta and sparsity."""
+        """Log beta and sparsity, alike in all processes, each of which has both, for callbacks that monitor them."""
         with torch.no_grad():
             sparsity = relevance(pl_module).sparsity
-        pl_module.log_dict({"svdc_beta": float(self.penalty.beta), "svdc_sparsity": sparsity}, rank_zero_only=True)
+        pl_module.log_dict({"svdc_beta": float(self.penalty.beta), "svdc_sparsity": sparsity}, sync_dist=True)
 
     def _penalised(self, output: Any, module: pl.LightningModule) -> Any:
         if isinstance(output, Tensor):
