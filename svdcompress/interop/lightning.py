@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks
 from torch import Tensor
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 from svdcompress.convert import warn_of_half_precision
 from svdcompress.errors import UsageError
@@ -135,11 +135,11 @@ class SparsifyCallback(pl.Callback):
         loader, batches, count = trainer.train_dataloader, trainer.num_training_batches, self.penalty.num_examples
         sampler = getattr(loader, "sampler", None)
         size = getattr(loader, "batch_size", None)  # None: a sampler makes the batches
-        if getattr(trainer, "fast_dev_run", False) or not isinstance(sampler, SequentialSampler):
+        if getattr(trainer, "fast_dev_run", False) or not _in_order(sampler):
             return
         if loader is None or size is None or count is None or batches >= len(loader):
             return
-        seen = min(len(sampler), int(batches) * size)
+        seen = min(len(sampler), int(batches) * size) * trainer.world_size
         if seen < CLEARLY * count:
             warnings.warn(
                 f"limit_train_batches or overfit_batches leaves the same {seen:,} examples in each epoch, but the KL is "
@@ -165,3 +165,10 @@ class SparsifyCallback(pl.Callback):
         if isinstance(output, dict) and "loss" in output:
             return {**output, "loss": output["loss"] + self.penalty.of(module)}
         return output  # None: Lightning skips the batch
+
+
+def _in_order(sampler: Any) -> bool:
+    """Whether a sampler takes the data in the same order in each epoch; Lightning's wrapper of another sampler need not."""
+    if isinstance(sampler, DistributedSampler):
+        return not sampler.shuffle and not hasattr(sampler.dataset, "_sampler")
+    return isinstance(sampler, SequentialSampler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,6 +214,26 @@ def test_a_training_on_a_part_of_the_data_is_told_of(limits, shuffle, given, sai
     found = [str(one.message) for one in recwarn if "limit_train_batches or overfit" in str(one.message)]
     assert len(found) == said
     assert all("N = 12" in line and f"num_examples={2 * next(iter(limits.values()))})" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("batches", "shuffle", "sampler", "said"),
+    [
+        (1, False, None, True),
+        (1, True, None, False),
+        (3, False, None, False),
+        (1, False, SubsetRandomSampler(range(12)), False),
+    ],
+)
+def test_so_is_one_in_several_processes(batches, shuffle, sampler, said, recwarn):
+    wrapper = pytest.importorskip("lightning.fabric.utilities.distributed").DistributedSamplerWrapper
+    kind, what = (DistributedSampler, data()) if sampler is None else (wrapper, sampler)
+    loader = DataLoader(data(), batch_size=2, sampler=kind(what, num_replicas=2, rank=0, shuffle=shuffle))
+    trainer = SimpleNamespace(train_dataloader=loader, num_training_batches=batches, world_size=2)
+    callback = SparsifyCallback()
+    callback.penalty.num_examples = 12
+    callback._tell_part(trainer)
+    assert [f"same {4 * batches} examples" in str(one.message) for one in recwarn] == [True] * said
 
 
 def search_for_a_rate(trainer, module):
