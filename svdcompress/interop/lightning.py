@@ -78,6 +78,7 @@ class SparsifyCallback(pl.Callback):
         """Convert the module; Lightning makes its optimizers afterwards."""
         if stage == "fit" and not variance_parameters(pl_module):
             self._refuse_copies(trainer)
+            _refuse_started(trainer.strategy)
         self.penalty.convert(pl_module)
         if stage != "fit":
             return
@@ -172,3 +173,18 @@ def _in_order(sampler: Any) -> bool:
     if isinstance(sampler, DistributedSampler):
         return not sampler.shuffle and not hasattr(sampler.dataset, "_sampler")
     return isinstance(sampler, SequentialSampler)
+
+
+def _refuse_started(strategy: Any) -> None:
+    """ddp_spawn, ddp_fork and ddp_notebook call `setup` only in processes of their own, and load the trained weights into the
+    main process's module, which was not converted: its variances would be lost."""
+    if "_MultiProcessingLauncher" in _classes(getattr(strategy, "launcher", None)):
+        raise UsageError(
+            "strategy: it starts processes that convert modules of their own, so the trained variances would not come back: "
+            'call svdcompress.convert(module) before Trainer.fit, or use strategy="ddp"'
+        )
+
+
+def _classes(thing: Any) -> set[str]:
+    """The names of an object's class and its bases; versions of Lightning differ in what can be imported."""
+    return {kind.__name__ for kind in type(thing).__mro__}

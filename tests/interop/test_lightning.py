@@ -295,3 +295,15 @@ def test_callbacks_that_average_weights_come_after_it():
     module = Module()
     L.Trainer(max_epochs=4, callbacks=[SparsifyCallback(), averaging(0.1, swa_epoch_start=1)], **QUIET).fit(module, loader)
     assert len(list(svdc.layers.variational_layers(module))) == 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook"])
+def test_processes_that_would_convert_modules_of_their_own_are_refused(strategy):
+    """As these processes call it; the module that the main process converted is trained and comes back."""
+    callback, module = SparsifyCallback(), Module()
+    trainer = L.Trainer(devices=2, strategy=strategy, callbacks=[callback], **QUIET)
+    with pytest.raises(UsageError, match=r"svdcompress.convert\(module\) before Trainer.fit"):
+        callback.setup(trainer, module, "fit")
+    assert not list(svdc.layers.variational_layers(module))
+    callback.setup(trainer, svdc.convert(module), "fit")
+    callback.setup(L.Trainer(devices=2, strategy="ddp", **QUIET), Module(), "fit")
