@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from svdcompress.convert import convert
 from svdcompress.errors import UsageError
+from svdcompress.interop._examples import count_examples
 from svdcompress.layers import variational_layers
 from svdcompress.objective import Constant, Schedule, kl_divergence
 
@@ -43,21 +42,9 @@ class Penalty:
             self.num_examples = None
 
     def count(self, loader: Any) -> None:
-        """Take N from a data loader if it was not given."""
-        if self._given:
-            return
-        dataset = getattr(loader, "dataset", None)
-        if not isinstance(dataset, Sized):
-            raise UsageError(
-                "num_examples: the number of training examples cannot be read from the data loader; give it, as in "
-                "SparsifyCallback(num_examples=60_000)"
-            )
-        sampler = getattr(loader, "sampler", None)
-        if isinstance(sampler, DistributedSampler):  # its own length is that of one process
-            sampler = sampler.dataset  # the data, or Lightning's wrapper of another sampler
-            sampler = getattr(sampler, "_sampler", sampler)
-        # SubsetRandomSampler takes the same part of the data in each epoch; the length of others is how much an epoch takes.
-        self.num_examples = len(sampler) if isinstance(sampler, SubsetRandomSampler) else len(dataset)
+        """Take N from the data loaders of all processes if it was not given."""
+        if not self._given:
+            self.num_examples = count_examples(loader)
 
     def set_epoch(self, epoch: float) -> None:
         """Set beta to the schedule's value."""

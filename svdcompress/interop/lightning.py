@@ -134,7 +134,7 @@ class SparsifyCallback(pl.Callback):
     def _tell_part(self, trainer: pl.Trainer) -> None:
         """Warn if each epoch takes the same part of the data, and N is the number of all: the KL would count too little."""
         loader, batches, count = trainer.train_dataloader, trainer.num_training_batches, self.penalty.num_examples
-        sampler = getattr(loader, "sampler", None)
+        sampler: Any = getattr(loader, "sampler", None)
         size = getattr(loader, "batch_size", None)  # None: a sampler makes the batches
         if getattr(trainer, "fast_dev_run", False) or not _in_order(sampler):
             return

@@ -9,6 +9,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+
+from svdcompress.errors import UsageError
+from svdcompress.interop._examples import count_examples, over_processes
 
 L = pytest.importorskip("lightning.pytorch")
 
@@ -16,7 +22,7 @@ LIGHTNING = """
 import json, sys, warnings
 import lightning.pytorch as L, torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from svdcompress.interop.lightning import SparsifyCallback
 
 out, said = {}, []
@@ -40,7 +46,15 @@ callback = SparsifyCallback(schedule=1.0)
 trainer = L.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", callbacks=[callback, saved], logger=False,
                     enable_progress_bar=False, enable_model_summary=False, limit_train_batches=2)
 trainer.fit(Module(), DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=3))
-out |= {"said": said, "best": float(saved.best_model_score), "N": callback.penalty.num_examples}
+out |= {"said": said, "best": float(saved.best_model_score), "N": [callback.penalty.num_examples]}
+whole = TensorDataset(x, (x[:, 0] > 0).long())
+rank = trainer.global_rank
+for part in (Subset(whole, range(rank, 24, 2)), TensorDataset(x[rank::2], (x[rank::2, 0] > 0).long())):
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", callbacks=[callback], logger=False,
+                        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+                        enable_checkpointing=False)
+    trainer.fit(Module(), DataLoader(part, batch_size=3))
+    out["N"].append(callback.penalty.num_examples)
 print("FOUND " + json.dumps(out), flush=True)
 torch.distributed.destroy_process_group()
 """
@@ -78,3 +92,74 @@ def test_lightning_in_two_processes(tmp_path):
     first, second = launch(tmp_path, LIGHTNING)
     assert first["best"] == second["best"]
     assert not [line for line in first["said"] + second["said"] if "sync_dist" in line]
+    assert first["N"] == second["N"] == [24, 24, 12]
+    asked = [[line for line in one["said"] if "each of 2 processes counts N = 12" in line] for one in (first, second)]
+    assert [len(lines) for lines in asked] == [1, 0] and "num_examples=24" in asked[0][0]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+class Sized(Stream):
+    def __len__(self):
+        return 10
+
+
+def test_n_of_several_processes():
+    assert over_processes([(5, [0, 2, 4, 6, 8]), (5, [1, 3, 5, 7, 9])]) == 10
+    assert over_processes([(3, [0, 1, 2]), (2, [2, 3])]) == 4
+    assert over_processes([(12, None)]) == 12
+    for parts in ([(5, None), (5, None)], [(5, [1, 2, 3, 4, 5])] * 2, [(5, None), (5, [1, 2, 3, 4, 5])]):
+        with pytest.warns(UserWarning, match=r"each of 2 processes counts N = 5 .*num_examples=10"):
+            assert over_processes(parts) == 5
+    assert over_processes([(5, None), (5, None)], tell=False) == 5
+    with pytest.raises(UsageError, match=r"4 to 5 training examples.*num_examples="):
+        over_processes([(5, None), (4, None)])
+    with pytest.raises(UsageError, match="num_examples: the number of training examples cannot be read"):
+        over_processes([(5, None), (None, None)])
+
+
+@pytest.mark.parametrize("kind", ["subset", "sampler", "sampler of a subset", "batches"])
+def test_indices_are_those_in_the_whole_data(kind, monkeypatch):
+    """As the first of two processes, of which the other has all odd examples."""
+    whole = TensorDataset(torch.zeros(12, 1))
+    loader = {
+        "subset": lambda: DataLoader(Subset(whole, range(0, 12, 2))),
+        "sampler": lambda: DataLoader(whole, sampler=SubsetRandomSampler(range(0, 12, 2))),
+        "sampler of a subset": lambda: DataLoader(Subset(whole, range(0, 12, 2)), sampler=SubsetRandomSampler(range(6))),
+        "batches": lambda: DataLoader(
+            whole, batch_sampler=torch.utils.data.BatchSampler(SubsetRandomSampler(range(0, 12, 2)), 2, False)
+        ),
+    }[kind]()
+
+    def gathered(parts, own):
+        parts[:] = [own, (6, list(range(1, 12, 2)))]
+
+    assert count_examples(loader) == 6
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "all_gather_object", gathered)
+    assert count_examples(loader) == 12
+
+
+def test_data_that_a_framework_divides_are_counted_once(monkeypatch, recwarn):
+    shards = pytest.importorskip("accelerate.data_loader")
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    whole = TensorDataset(torch.zeros(12, 1))
+
+    class Own:  # as torchvision's and timm's: no DistributedSampler
+        num_replicas = 2
+
+        def __iter__(self):
+            return iter(range(6))
+
+    assert count_examples(DataLoader(whole, sampler=DistributedSampler(whole, num_replicas=2, rank=0))) == 12
+    assert count_examples(DataLoader(whole, sampler=Own())) == 12
+    shard = shards.IterableDatasetShard(Sized(), batch_size=2, num_processes=2)
+    assert count_examples(shards.DataLoaderShard(shard, batch_size=2)) == 10
+    with pytest.raises(UsageError, match="num_examples"):
+        count_examples(shards.DataLoaderShard(shards.IterableDatasetShard(Stream()), batch_size=2))
+    assert not [one for one in recwarn if "processes" in str(one.message)]
