@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from svdcompress.convert import warn_of_half_precision
 from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, decays
+from svdcompress.interop._noise import own_noise
 from svdcompress.interop._schedule import Penalty
 from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
@@ -41,8 +42,8 @@ class SparsifyCallback(pl.Callback):
     their share of it, just as Lightning weights the data there). Beta follows the schedule within epochs, too. `svdc_beta`
     and `svdc_sparsity` are logged once an epoch.
 
-    num_examples: N; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler. schedule: beta by
-        epoch, or a constant.
+    num_examples: N, over all processes; None: the length of the train dataloader's dataset, or of its SubsetRandomSampler.
+    schedule: beta by epoch, or a constant.
     options: arguments of `svdcompress.convert` (prior, share, include, exclude, log_sigma2 ...).
 
     Weight decay would pull log variances to 0: if `configure_optimizers` uses it, give them a group without it (a warning
@@ -50,6 +51,8 @@ class SparsifyCallback(pl.Callback):
 
     Name it before callbacks that average weights (StochasticWeightAveraging, EMAWeightAveraging), which copy the module;
     otherwise it raises UsageError.
+
+    In several processes (strategy="ddp"), each draws its own noise.
 
     Train in "32-true" or "bf16-mixed". With "bf16-true" or "16-true" log variances do not learn (a warning says so).
 
@@ -94,7 +97,8 @@ class SparsifyCallback(pl.Callback):
 
         @functools.wraps(plain)
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            output = plain(*args, **kwargs)
+            with own_noise(trainer.global_rank, trainer.world_size, trainer.global_step, pl_module.device):
+                output = plain(*args, **kwargs)
             if self.penalty.num_examples is None:  # a search for a learning rate or batch size calls no `on_train_start`
                 self.penalty.count(trainer.train_dataloader)
             return self._penalised(output, pl_module)

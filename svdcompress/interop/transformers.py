@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from svdcompress.batch import in_eval
 from svdcompress.convert import warn_of_half_precision
 from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, WithoutDecay, decays
+from svdcompress.interop._noise import own_noise
 from svdcompress.interop._schedule import Penalty
 from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
@@ -34,9 +36,9 @@ class SparsifyCallback(TrainerCallback):
 
     The model is converted in place when the Trainer is made, before its optimizer, and `beta KL / N` is added to the loss
     that the model returns in `train()`, so that their relative weight does not depend on how many batches a step
-    accumulates. Weight decay leaves the log variances out.
+    accumulates. Weight decay leaves the log variances out. In several processes (DDP), each draws its own noise.
 
-    num_examples: N; None: the length of the training set. schedule: beta by epoch, or a constant.
+    num_examples: N, over all processes; None: the length of the training set. schedule: beta by epoch, or a constant.
     options: arguments of `svdcompress.convert`; exclude embeddings' projections and heads as you would there.
 
     The loss has to be the model's own (labels in the batch). With `label_smoothing_factor` or a `compute_loss_func` the
@@ -59,6 +61,7 @@ class SparsifyCallback(TrainerCallback):
         self.penalty = Penalty(num_examples, schedule, options)
         self._loss: str | None = None
         self._spared: WithoutDecay | None = None
+        self._noise = ExitStack()  # closed at the end of a step: between steps, all processes draw alike
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -93,8 +96,14 @@ class SparsifyCallback(TrainerCallback):
         self._spare(model, optimizer)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Set beta for this point of the training."""
+        """Set beta for this point of the training; from here to the end of the step, each process draws its own noise."""
         self.penalty.set_epoch(state.epoch or 0.0)
+        self._noise.close()
+        self._noise.enter_context(own_noise(args.process_index, args.world_size, state.global_step, args.device))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let processes draw alike again: data loaders may rely on it."""
+        self._noise.close()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -103,6 +112,7 @@ class SparsifyCallback(TrainerCallback):
         self._leave(model)
 
     def _leave(self, model: nn.Module) -> None:
+        self._noise.close()
         _remove_hooks(model)
         if self._spared is not None:
             self._spared.remove()

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 
 from svdcompress.errors import UsageError
 from svdcompress.interop._examples import count_examples, over_processes
+from svdcompress.interop._noise import own_noise
 
 L = pytest.importorskip("lightning.pytorch")
 
@@ -25,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from svdcompress.interop.lightning import SparsifyCallback
 
-out, said = {}, []
+out, said, drawn = {}, [], []
 warnings.showwarning = lambda message, *rest: said.append(str(message))
 
 class Module(L.LightningModule):
@@ -34,7 +36,9 @@ class Module(L.LightningModule):
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
     def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self.body(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(self.body(batch[0]), batch[1])
+        drawn.append(float(torch.randn(())))
+        return loss
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -55,6 +59,7 @@ for part in (Subset(whole, range(rank, 24, 2)), TensorDataset(x[rank::2], (x[ran
                         enable_checkpointing=False)
     trainer.fit(Module(), DataLoader(part, batch_size=3))
     out["N"].append(callback.penalty.num_examples)
+out |= {"drawn": drawn, "after": float(torch.randn(()))}
 print("FOUND " + json.dumps(out), flush=True)
 torch.distributed.destroy_process_group()
 """
@@ -95,6 +100,47 @@ def test_lightning_in_two_processes(tmp_path):
     assert first["N"] == second["N"] == [24, 24, 12]
     asked = [[line for line in one["said"] if "each of 2 processes counts N = 12" in line] for one in (first, second)]
     assert [len(lines) for lines in asked] == [1, 0] and "num_examples=24" in asked[0][0]
+    drawn = first["drawn"] + second["drawn"]
+    assert len(set(drawn)) == len(drawn) and first["after"] == second["after"]
+
+
+def draw(rank: int, world: int = 2, step: int = 3) -> tuple[float, float]:
+    """What a process draws in a body and afterwards."""
+    torch.manual_seed(5)
+    with own_noise(rank, world, step, torch.device("cpu")):
+        inside = float(torch.randn(()))
+    return inside, float(torch.randn(()))
+
+
+def test_each_process_has_its_own_noise_and_all_stay_alike():
+    first, second, later, alone = draw(0), draw(1), draw(0, step=4), draw(0, world=1)
+    assert len({first[0], second[0], later[0], alone[0]}) == 4
+    assert first[1] == second[1] == later[1] and first == draw(0)
+    torch.manual_seed(5)
+    assert alone == (float(torch.randn(())), float(torch.randn(())))  # as without it
+
+
+def test_hugging_faces_trainer_draws_noise_of_its_own_within_steps():
+    transformers = pytest.importorskip("transformers")
+    from svdcompress.interop.transformers import SparsifyCallback
+
+    def drawn(rank: int) -> list[float]:
+        callback, control = SparsifyCallback(), transformers.TrainerControl()
+        torch.manual_seed(5)
+        found = []
+        for step in range(2):
+            args = SimpleNamespace(process_index=rank, world_size=2, device=torch.device("cpu"))
+            state = transformers.TrainerState(global_step=step)
+            callback.on_step_begin(args, state, control)
+            found.append(float(torch.randn(())))
+            callback.on_step_end(args, state, control)
+            found.append(float(torch.randn(())))
+        callback.on_step_begin(args, state, control)  # a step that breaks off
+        callback.on_train_end(args, state, control, model=torch.nn.Linear(1, 1))
+        return [*found, float(torch.randn(()))]
+
+    first, second = drawn(0), drawn(1)
+    assert [one == other for one, other in zip(first, second, strict=True)] == [False, True, False, True, True]
 
 
 class Stream(IterableDataset):
