@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from svdcompress.convert import PAST_CURE, warn_of_half_precision
 from svdcompress.errors import UsageError
-from svdcompress.layers import VariationalLayer, kl_apart, variational_layers
+from svdcompress.layers import VariationalLayer, check_whole, kl_apart, variational_layers
 
 if TYPE_CHECKING:
     from svdcompress.recipe import BetaSchedule
@@ -233,8 +233,8 @@ class ELBO(nn.Module):
     num_examples: N, the number of training examples (not of batches).
     schedule: beta by epoch, or a constant.
 
-    Raises UsageError for invalid arguments and, at the first call, for a loss that is not one number or a model without
-    variational layers. The first call warns of log variances in half precision, which cannot be trained.
+    Raises UsageError for invalid arguments and, at the first call, for a loss that is not one number, or a model with no
+    variational layers or divided ones (FSDP). The first call warns of log variances in half precision, which cannot be trained.
 
     After each call `last_nll` and `last_kl` hold the detached terms.
 
@@ -287,6 +287,7 @@ class ELBO(nn.Module):
         if not self._checked and not torch.compiler.is_compiling():
             self._check_average(nll, args, kwargs)
         if not self._heard and nll.requires_grad and not torch.compiler.is_compiling():
+            check_whole(self.model)
             self._heard = True
             warn_of_half_precision(list(variational_layers(self.model)), stacklevel=5)
             self._tell_unheard(nll)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from svdcompress.batch import unwrapped
 from svdcompress.errors import CheckpointError, PruneError, UsageError
 from svdcompress.files import write_atomically
-from svdcompress.layers import REDUCED, Threshold, VariationalLayer, variational_layers
+from svdcompress.layers import REDUCED, Threshold, VariationalLayer, check_whole, variational_layers
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,14 @@ def relevance(model: nn.Module, threshold: Threshold | None = None) -> Masks:
         named; None: each layer's own limits (3 unless set otherwise), or its frozen mask. Warns of a share that no layer has.
     If the model is wrapped by torch.compile, for data-parallel training or for weight averaging, the masks are those of the
     model inside the wrapper, by its own layer names.
-    Raises UsageError if the model has no variational layer.
+    Raises UsageError if the model has no variational layer, or if weights are divided among processes (FSDP).
 
     Example:
         >>> masks = svdc.relevance(svdc.convert(model), threshold=3.0)
         >>> [(layer.name, layer.sparsity) for layer in masks.layers]
     """
     model = unwrapped(model)
+    check_whole(model)
     masks = {name: layer.relevant(threshold).clone() for name, layer in variational_layers(model)}
     if not masks:
         raise UsageError("the model has no variational layer; call svdcompress.convert(model) first")

@@ -345,3 +345,25 @@ def test_layers_are_freed_at_once_though_their_gradients_are_noticed():
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_divided_weights_are_refused(root, tmp_path):
+    """With FSDP's own state, in a group of one process; after a pass of the root the weights are whole for a moment."""
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    try:
+        net = svdc.convert(nn.Sequential(nn.Linear(4, 3)))
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        fully_shard(net if root else net[0], mesh=mesh)
+        with pytest.raises(UsageError, match=r"0: its weights are divided among processes .*DistributedDataParallel"):
+            svdc.ELBO(net, nn.MSELoss(), 10)(net(torch.ones(2, 4)), torch.ones(2, 3))
+        with pytest.raises(UsageError, match="0: its weights are divided among processes"):
+            svdc.relevance(net)
+        whole = svdc.convert(nn.Sequential(nn.Linear(4, 3)))
+        distributed = torch.distributed.tensor.distribute_tensor
+        whole[0].weight = nn.Parameter(distributed(whole[0].weight.detach(), mesh, [torch.distributed.tensor.Shard(0)]))
+        with pytest.raises(UsageError, match="0: its weights are divided among processes"):
+            svdc.relevance(whole)
+    finally:
+        torch.distributed.destroy_process_group()

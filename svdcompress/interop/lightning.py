@@ -18,7 +18,7 @@ from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, decays
 from svdcompress.interop._noise import own_noise
 from svdcompress.interop._schedule import Penalty
-from svdcompress.layers import variance_parameters, variational_layers
+from svdcompress.layers import WHOLE, check_whole, variance_parameters, variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
 from svdcompress.relevance import relevance
 
@@ -29,6 +29,9 @@ AVERAGING = tuple(
 
 IN_FLOAT32 = 'use Trainer(precision="bf16-mixed") or "16-mixed", which keep parameters in float32'
 """The remedy for "bf16-true" and "16-true", which cast the module after its conversion."""
+
+DIVIDING = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
+"""Strategies that divide weights among processes; some need packages that may be missing."""
 
 CLEARLY = 0.9
 """Fewer examples than this share of N make a difference."""
@@ -79,6 +82,11 @@ class SparsifyCallback(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Convert the module; Lightning makes its optimizers afterwards."""
+        if stage == "fit" and DIVIDING & _classes(trainer.strategy):
+            raise UsageError(
+                f"strategy: {type(trainer.strategy).__name__} divides weights among processes, but the KL and relevance need "
+                f'whole layers; {WHOLE} (strategy="ddp")'
+            )
         if stage == "fit" and not variance_parameters(pl_module):
             self._refuse_copies(trainer)
             _refuse_started(trainer.strategy)
@@ -128,6 +136,7 @@ class SparsifyCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find N, and warn of what would keep the variances from what the data say."""
+        check_whole(pl_module)
         self.penalty.count(trainer.train_dataloader)
         warn_of_half_precision(list(variational_layers(pl_module)), stacklevel=3, remedy=IN_FLOAT32)
         self._tell_part(trainer)

@@ -17,8 +17,9 @@ from svdcompress.errors import UsageError
 from svdcompress.interop._decay import DECAYED, WithoutDecay, decays
 from svdcompress.interop._noise import own_noise
 from svdcompress.interop._schedule import Penalty
-from svdcompress.layers import variance_parameters, variational_layers
+from svdcompress.layers import WHOLE, check_whole, variance_parameters, variational_layers
 from svdcompress.objective import LinearWarmup, Schedule
+from svdcompress.train import refuse_sharding
 
 IGNORED = -100
 """The label that transformers' losses leave out."""
@@ -67,6 +68,7 @@ class SparsifyCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Convert the model; the Trainer makes its optimizer later."""
+        _refuse_sharding(args)
         self.penalty.convert(model)
 
     def on_train_begin(
@@ -81,6 +83,7 @@ class SparsifyCallback(TrainerCallback):
     ) -> None:
         """Find N, check that the optimizer knows the variances and can train them, and add the KL to the model's loss."""
         self._leave(model)  # on_train_end does not run after Ctrl-C or an exception
+        _refuse_sharding(args)
         self.penalty.convert(model)  # for a callback that was added after the Trainer was made
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
         _check_optimizer(model, optimizer)
@@ -89,6 +92,7 @@ class SparsifyCallback(TrainerCallback):
                 "label_smoothing_factor: the Trainer computes this loss outside of the model, where SparsifyCallback cannot "
                 "add the KL; leave it out, or use svdcompress.ELBO as compute_loss_func"
             )
+        check_whole(model)
         self.penalty.count(train_dataloader)
         warn_of_half_precision(list(variational_layers(model)), stacklevel=3, remedy=IN_FLOAT32)
         self._loss = None
@@ -152,6 +156,17 @@ class SparsifyCallback(TrainerCallback):
             return 1.0
         self._loss = self._loss or _kind_of_loss(model, args, kwargs, labels)
         return 1.0 if self._loss == MEAN else _count(labels, self._loss or LABELS) / items
+
+
+def _refuse_sharding(args: TrainingArguments) -> None:
+    """Weights that the Trainer divides among processes, by its arguments or accelerate's."""
+    for name in ("fsdp", "deepspeed"):
+        if getattr(args, name, None):
+            raise UsageError(
+                f"{name}: it divides weights among processes, but the KL and relevance need whole layers; leave it out, and "
+                f"{WHOLE} (torchrun)"
+            )
+    refuse_sharding()
 
 
 def _kind_of_loss(model: nn.Module, args: tuple, kwargs: dict[str, Any], labels: Tensor) -> str | None:

@@ -33,6 +33,7 @@ from svdcompress.layers._rows import Rows
 from svdcompress.layers._sampling import Sampler, StochasticLayer, drawing, stochastic_layers, weight_of
 from svdcompress.layers._share import REDUCED, Share, Threshold, canonical, parse_share, parse_threshold
 from svdcompress.layers._variances import set_posterior
+from svdcompress.layers._whole import WHOLE, check_whole
 from svdcompress.layers.posteriors import POSTERIORS, Independent, Posterior, RankOne, check_posterior
 from svdcompress.layers.priors import (
     ARD,
@@ -58,6 +59,7 @@ __all__ = [
     "REDUCED",
     "VARIANCE_DTYPES",
     "VARIATIONAL_CLASSES",
+    "WHOLE",
     "BernoulliDropout",
     "GaussianDropout",
     "Independent",
@@ -88,6 +90,7 @@ __all__ = [
     "check_posterior",
     "check_prior",
     "check_variance_dtype",
+    "check_whole",
     "clashes",
     "class_name",
     "drawing",

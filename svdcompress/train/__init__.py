@@ -13,6 +13,7 @@ from svdcompress.train._device import (
     leave,
     make_accelerator,
     on_first,
+    refuse_sharding,
     resolved_precision,
     wait,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "out_of_memory",
     "rate_of_log_sigma2",
     "reach",
+    "refuse_sharding",
     "resolved_precision",
     "score",
     "seed_everything",

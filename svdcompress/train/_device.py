@@ -61,7 +61,7 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     _check(device)
-    _check_whole()
+    refuse_sharding()
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
         raise TrainingError("train.precision: fp16 needs a CUDA device; use bf16 or no")
     # accelerate has one state per process: forget the precision and (without other processes) the device of an earlier fit.
@@ -106,7 +106,7 @@ def resolved_precision(precision: str, device: torch.device | str = "auto") -> s
     return "bf16" if fast_bfloat16(torch.device(device)) else "no"
 
 
-def _check_whole() -> None:
+def refuse_sharding() -> None:
     """Refuse launches that divide the weights: prior groups, masks and pruning need whole layers, not each rank's part."""
     for name, variable in SHARDED.items():
         if os.environ.get(variable, "false").lower() in ("1", "true", "yes"):

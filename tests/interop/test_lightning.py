@@ -307,3 +307,13 @@ def test_processes_that_would_convert_modules_of_their_own_are_refused(strategy)
     assert not list(svdc.layers.variational_layers(module))
     callback.setup(trainer, svdc.convert(module), "fit")
     callback.setup(L.Trainer(devices=2, strategy="ddp", **QUIET), Module(), "fit")
+
+
+@pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"])
+def test_strategies_that_divide_weights_are_refused(name):
+    """Stand-ins: on a CPU, Lightning refuses some of them itself."""
+    trainer = SimpleNamespace(strategy=type(f"My{name}", (type(name, (), {}),), {})(), callbacks=[])
+    module = Module()
+    with pytest.raises(UsageError, match=rf"My{name} divides weights.*strategy=\"ddp\""):
+        SparsifyCallback().setup(trainer, module, "fit")
+    assert not list(svdc.layers.variational_layers(module))

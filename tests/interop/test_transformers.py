@@ -243,3 +243,14 @@ def test_what_cannot_work_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"optimizer was made before"):
         late.train()
     assert svdc.convert(vit()) is not None
+
+
+@pytest.mark.parametrize("way", ["fsdp", "deepspeed", "ACCELERATE_USE_FSDP"])
+def test_divided_weights_are_refused(way, tmp_path, monkeypatch):
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    if way.isupper():
+        monkeypatch.setenv(way, "true")
+    else:
+        setattr(arguments, way, True)  # as the arguments have it after they were read
+    with pytest.raises(UsageError, match="FSDP divides the weights" if way.isupper() else f"{way}: it divides weights"):
+        SparsifyCallback().on_init_end(arguments, transformers.TrainerState(), transformers.TrainerControl(), model=vit())
