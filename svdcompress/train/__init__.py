@@ -28,6 +28,7 @@ from svdcompress.train._shrink import shrink
 from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
 from svdcompress.train._threads import Trial, choosing, fastest
+from svdcompress.train._together import gathered, in_all
 
 __all__ = [
     "Bars",
@@ -48,6 +49,8 @@ __all__ = [
     "fastest",
     "find_place",
     "fit",
+    "gathered",
+    "in_all",
     "leave",
     "losses",
     "make_accelerator",

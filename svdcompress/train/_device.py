@@ -14,6 +14,7 @@ import torch
 
 from svdcompress.errors import SvdcError, TrainingError, UsageError
 from svdcompress.layers import fast_bfloat16
+from svdcompress.train._together import launched
 
 Value = TypeVar("Value")
 
@@ -32,7 +33,7 @@ def accelerate_kept() -> Iterator[None]:
     """
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    states = [kind._shared_state for kind in (AcceleratorState, GradientState, PartialState)][: 2 if _launched() else 3]
+    states = [kind._shared_state for kind in (AcceleratorState, GradientState, PartialState)][: 2 if launched() else 3]
     before, device = [dict(state) for state in states], os.environ.get(DEVICE_VARIABLE)
     try:
         yield
@@ -43,11 +44,6 @@ def accelerate_kept() -> Iterator[None]:
         os.environ.pop(DEVICE_VARIABLE, None)
         if device is not None:
             os.environ[DEVICE_VARIABLE] = device
-
-
-def _launched() -> bool:
-    """Whether this process was started by `accelerate launch` or torchrun."""
-    return "RANK" in os.environ
 
 
 def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
@@ -67,14 +63,14 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     # accelerate has one state per process: forget the precision and (without other processes) the device of an earlier fit.
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    if not _launched():
+    if not launched():
         PartialState._reset_state()
     if device == "auto":
         os.environ.pop(DEVICE_VARIABLE, None)
     else:
         os.environ[DEVICE_VARIABLE] = device
     # accelerate joins processes on CPUs only if it is told to use them
-    together = _launched() and "LOCAL_RANK" in os.environ  # by torchrun or accelerate; others may set RANK for one process
+    together = launched() and "LOCAL_RANK" in os.environ  # by torchrun or accelerate; others may set RANK for one process
     cpu = device == "cpu" or (device == "auto" and together and not torch.accelerator.is_available())
     if together and not torch.distributed.is_initialized():  # a group of ours; one of the caller's is the caller's to end
         atexit.register(_end_group)
@@ -153,7 +149,7 @@ def find_place(device: str = "auto") -> Place:
 
 def broadcast_weights(model: torch.nn.Module) -> None:
     """Give all processes of a launch the first one's weights and buffers, bit for bit."""
-    if not _launched():
+    if not launched():
         return
     from accelerate import utils
 
@@ -162,7 +158,7 @@ def broadcast_weights(model: torch.nn.Module) -> None:
 
 def wait() -> None:
     """Wait until all processes of a launch have arrived here; does nothing in a run of one process."""
-    if _launched():
+    if launched():
         from accelerate.utils import wait_for_everyone
 
         wait_for_everyone()
@@ -170,7 +166,7 @@ def wait() -> None:
 
 def broadcast(value: Value) -> Value:
     """The first process's value, in all processes of a launch."""
-    if not _launched():
+    if not launched():
         return value
     from accelerate.utils import broadcast_object_list
 
@@ -208,7 +204,7 @@ def _end_group() -> None:
 
 def leave() -> None:
     """Leave the other processes of a launch, at the very end; without this, the first process to end may abort."""
-    if _launched():
+    if launched():
         from accelerate import PartialState
 
         wait()

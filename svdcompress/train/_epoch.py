@@ -23,6 +23,7 @@ from svdcompress.train._norms import norms
 from svdcompress.train._standing import Row, Standing
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._steps import Steps
+from svdcompress.train._together import in_all
 from svdcompress.train._work import Work
 
 
@@ -61,8 +62,8 @@ def train_epoch(
         # Forward and backward pass within no_sync: it is the former that prepares DDP to average the gradients.
         with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):
             loss, nll, kl = forward(work, network, x, y, where, answer)
-            if index % look_every == 0 and not math.isfinite(value := loss.item()):
-                return _not_finite(work, standing, x, value, rewinds)
+            if index % look_every == 0 and _spoiled(work, loss):
+                return _not_finite(work, standing, x, loss.item(), rewinds)
             steps.backward(loss / settings.accumulate if settings.accumulate > 1 else loss)
         if last:
             steps.step(where, group)
@@ -81,7 +82,7 @@ def train_epoch(
     mean = torch.stack([torch.stack(losses).mean(), torch.stack(nlls).mean()])
     loss_mean, nll_mean = work.accelerator.reduce(mean, reduction="mean").tolist()
     if not math.isfinite(loss_mean):
-        return _not_finite(work, standing, x, loss_mean, rewinds)
+        return _not_finite(work, standing, x, mean[0].item(), rewinds)
     return {
         "stage": work.stage,
         "epoch": epoch + 1,
@@ -124,13 +125,26 @@ def forward(
     return (loss + nothing(work.model) if work.world > 1 else loss), nll, kl
 
 
+def _spoiled(work: Work, loss: Tensor) -> bool:
+    """Whether a loss is not finite here or, as all have to stop then, in another process."""
+    if work.world == 1:
+        return not math.isfinite(loss.item())
+    return bool(work.accelerator.reduce((~loss.detach().isfinite()).float(), reduction="sum").item())
+
+
 def _not_finite(work: Work, standing: Standing, x: Any, value: float, rewinds: bool) -> Rewind:
-    """A rewind if one can help; raises NotFinite otherwise."""
+    """A rewind if one can help; raises NotFinite otherwise, in all processes."""
     if rewinds:
         return Rewind()
     names, where = (work.stage, work.section), (standing.steps, standing.epoch)
     more = (work.kept, work.autocast(), standing.keeps_norms, work.settings.lr)
-    raise explain(work.model, x, names, where, value, *more)
+
+    def refuse() -> None:
+        if work.world == 1 or not math.isfinite(value):
+            raise explain(work.model, x, names, where, value, *more)
+
+    in_all(refuse)
+    raise explain(work.model, x, names, where, value, *more)  # each process's loss is finite, and their sum is not
 
 
 def _final_known(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

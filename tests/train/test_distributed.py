@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+from svdcompress.train import gathered, in_all
+
 SCRIPT = """
 import sys, torch
 from torch import nn
@@ -161,3 +163,59 @@ def test_what_fails_in_the_first_process_alone_fails_in_all(tmp_path):
     assert first["other"] == "KeyError: 'a bug'"
     assert second["other"].startswith("TrainingError: the first process failed (KeyError: 'a bug')")
     assert (first["none"], second["none"]) == (5, None)
+
+
+SPOILED = """
+import sys, torch
+from svdcompress.errors import DataError, SvdcError
+from svdcompress.likelihoods import make_loss
+from svdcompress.recipe import LossSection, Training
+from svdcompress.sources import InMemory
+from svdcompress.train import NotFinite, find_place, fit, gathered, in_all, leave
+
+place, found, steps = find_place("cpu"), {}, 0
+
+class Spoiled(torch.nn.Linear):
+    def forward(self, x):
+        global steps
+        steps += self.training
+        return super().forward(x * float("nan") if steps == 2 and place.rank == 1 else x)
+
+x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+data, settings = InMemory(x, (x[:, 0] > 0).long()), Training(epochs=1, batch_size=8)
+try:
+    fit(Spoiled(6, 2), data, make_loss(LossSection()), settings, device="cpu")
+except NotFinite as error:
+    found["loss"], found["rate"] = str(error), error.rate
+
+def alone():
+    if place.rank == 1:
+        raise DataError("no file")
+    return place.rank
+
+for name, work in {"raised": alone, "bug": lambda: [0][place.rank], "none": lambda: place.rank}.items():
+    try:
+        found[name] = in_all(work)
+    except (SvdcError, IndexError) as error:
+        found[name] = f"{type(error).__name__}: {error}"
+found["gathered"] = gathered({"rank": place.rank})
+torch.save(found, f"{sys.argv[3]}.{place.rank}")
+leave()
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_in_any_process_fails_in_all(tmp_path):
+    """The loss of the second one's second batch is not finite; the first would wait for its gradients."""
+    first, second = launch(tmp_path, 2, 0, 1, "spoiled", text=SPOILED)
+    assert second["loss"].startswith("train: the loss is nan at step 1 (epoch 1)")
+    assert first["loss"] == f"process 1: {second['loss']}" and first["rate"] == second["rate"] == 1e-3
+    assert (first["raised"], second["raised"]) == ("DataError: process 1: no file", "DataError: no file")
+    assert first["bug"].startswith("TrainingError: process 1: it failed (IndexError: ")
+    assert second["bug"].startswith("IndexError: ")
+    assert (first["none"], second["none"]) == (0, 1)
+    assert first["gathered"] == second["gathered"] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_one_process_gathers_what_it_has():
+    assert gathered("found") == ["found"] and in_all(lambda: 5) == 5
