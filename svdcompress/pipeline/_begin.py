@@ -19,6 +19,7 @@ from svdcompress.pipeline._label import label
 from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._passes import Passes
+from svdcompress.pipeline._processes import check_data, first_examples, one_model
 from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery, steady
 from svdcompress.pipeline._resume import FILES
@@ -26,8 +27,8 @@ from svdcompress.pipeline._same_data import check_same, seen
 from svdcompress.pipeline._same_start import check_start
 from svdcompress.pipeline._skill import no_skill
 from svdcompress.pipeline._trainer import Trainer
-from svdcompress.sources import Data, check_types, example_inputs, open_data, save_weights
-from svdcompress.train import on_first, write_atomically
+from svdcompress.sources import Data, check_types, open_data, save_weights
+from svdcompress.train import in_all, on_first, write_atomically
 
 EXAMPLES = 2
 """The number of examples with which graphs are traced."""
@@ -66,21 +67,23 @@ def open_stage(context: Context) -> Opened:
     recipe = context.recipe
     if recipe.report.tensorboard:
         check_tensorboard()
-    data = open_data(recipe.data, recipe.task)
+    data = in_all(lambda: open_data(recipe.data, recipe.task))
     now = seen(data)
+    check_data(now)
     made = any((context.state.folder / name).exists() for name in FILES)
     if made and (before := context.state.facts.get("data")):
         if other := check_same(before, now, context.out):
             context.warn(other)
     else:
         context.state.put(data=now)
-    return Opened(data, example_inputs(data.train, EXAMPLES))
+    return Opened(data, first_examples(context, data, EXAMPLES))
 
 
 def dense_stage(context: Context, opened: Opened) -> Dense:
     """Load or train the dense model; it is tried on the data before any training and judged afterwards."""
     recipe, data, inputs = context.recipe, opened.data, opened.inputs
-    model, trained = dense_model(recipe, data.notes)
+    model, trained = in_all(lambda: dense_model(recipe, data.notes))
+    one_model(context, model)
     if recipe.data.unlabelled:
         tried(model, recipe, data, inputs)
         with context.bars.working("labeling", stays=False):

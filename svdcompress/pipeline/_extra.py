@@ -59,11 +59,12 @@ class Extra(_Part):
 
 
 class Facts(_Part):
-    """`state/run.json`. run: the run's name in its states of training; None: an earlier version began it. aside: the folder
-    that `--overwrite` moved the former contents to."""
+    """`state/run.json`. run: the run's name in its states of training; processes: how many it began with; None: an earlier
+    version began it. aside: the folder that `--overwrite` moved the former contents to."""
 
     aside: str | None = None
     run: str | None = None
+    processes: Length | None = None
     seconds: dict[str, float] = {}
     unfinished: dict[str, float] = {}
     torch_threads: Length | None = None

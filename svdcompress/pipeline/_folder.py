@@ -210,10 +210,15 @@ def _left(out: Path) -> list[str]:
     )
 
 
+def has_trained(out: Path) -> bool:
+    """Whether a run's folder holds anything trained."""
+    return (out / "dense.safetensors").exists() or any((out / STATE).glob("*.pt"))
+
+
 def discard(out: Path) -> str:
     """Undo what `prepare` did for a run that failed before it trained anything, so that the name is free again, or holds again
     what was moved aside; returns a line to tell the user then, else ""."""
-    if (out / "dense.safetensors").exists() or any((out / STATE).glob("*.pt")):
+    if has_trained(out):
         return ""
     aside = None
     with suppress(OutputError):

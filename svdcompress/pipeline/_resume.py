@@ -86,7 +86,7 @@ def outdated(stored: Recipe, given: Recipe, folder: Path) -> list[Path]:
     if not fields:
         return []
     files = [folder / STATE / name for name in FILES]
-    done = [_epochs_done(file) for file in files]
+    done = [epochs_done(file) for file in files]
     searching = done[-1] is not None and "search" not in RunState(folder, writer=False).facts.get("seconds", {})
     refused, stale = [], set()
     for field in fields:
@@ -123,7 +123,7 @@ def _refusal(stored: Recipe, refused: list[str], folder: Path) -> str:
     )
 
 
-def _epochs_done(file: Path) -> float | None:
+def epochs_done(file: Path) -> float | None:
     """The epochs in a stage's file, or None if there is no file; 1 for one that holds no training state (it counts as done)."""
     if not file.exists():
         return None

@@ -19,12 +19,14 @@ from svdcompress.pipeline._folder import (
     RunState,
     discard,
     free_folder,
+    has_trained,
     locked,
     prepare,
     resume_command,
     signals,
 )
 from svdcompress.pipeline._own_recipe import recipe_used
+from svdcompress.pipeline._processes import check_number, remember_number
 from svdcompress.pipeline._results import RunResults
 from svdcompress.pipeline._resume import outdated
 from svdcompress.pipeline._search_start import check_epochs
@@ -65,6 +67,8 @@ def run(
         if getattr(recipe, stage).precision == "fp16" and place.device.type != "cuda":
             raise RecipeError(f"{stage}.precision: fp16 needs a CUDA device, but this is {place.device}; use bf16 or no")
     check_epochs(recipe)
+    if recipe.search.wanted and place.world > 1:
+        raise RecipeError("search: works in one process only; start it without accelerate launch or torchrun")
     tell = partial(console.print, soft_wrap=not console.is_terminal)  # no wrapping of lines in files
     say: Callable[[str], None] = tell if place.first and not quiet else (lambda text: None)
     with ExitStack() as stack:
@@ -73,6 +77,7 @@ def run(
             begun = resume and (folder / "recipe.yaml").is_file() and (folder / STATE).is_dir()
             if begun:
                 stack.enter_context(locked(folder))  # before anything is changed
+                check_number(folder, recipe, place.world)
                 for file in outdated(recipe_used(folder), recipe, folder):
                     file.unlink(missing_ok=True)
             if moved := prepare(folder, resume=resume, overwrite=overwrite):
@@ -102,6 +107,7 @@ def _stages(
     with signals() as stop, Bars(console, quiet or not place.first) as bars:
         try:
             state = RunState(folder, writer=place.first)
+            remember_number(state, place.world)
             results = RunResults(seconds=dict(state.facts.get("seconds", {})))
             with first_training(threads, state, results, say):
                 context = Context(recipe, folder, place, bars, stop, say, state, results)
@@ -119,7 +125,8 @@ def _stages(
             back = discard(folder) if place.first and not resume else ""
             if back:
                 say(escape(back))
-            kept = not back and os.path.isfile(folder / "recipe.yaml")
+            left = not back and (resume or has_trained(folder))  # another process may be about to discard it
+            kept = left and os.path.isfile(folder / "recipe.yaml")
             mend = f". Once that is fixed, continue with: {again}" if kept else ""
             if isinstance(error, SvdcError) and mend and (error.resumable or isinstance(error, OutputError | DataError)):
                 raise type(error)(f"{str(error).rstrip('.')}{mend}") from error

@@ -58,17 +58,21 @@ def changed(before: Mapping[str, Mapping[str, Any]], data: Data) -> str:
     return "; ".join(found)
 
 
-def _checksum(examples: InMemory) -> int:
-    some = torch.linspace(0, len(examples) - 1, min(ROWS, len(examples)), dtype=torch.float64).round().long()
+def checksum(batch: Any) -> int:
+    """A checksum of the values of all tensors in a batch."""
     total = 0
 
     def add(tensor: Tensor) -> None:
         nonlocal total
-        total = _added(tensor[some], total)
+        total = _added(tensor, total)
 
-    map_tensors(examples.inputs, add)
-    add(examples.targets)
+    map_tensors(batch, add)
     return total
+
+
+def _checksum(examples: InMemory) -> int:
+    some = torch.linspace(0, len(examples) - 1, min(ROWS, len(examples)), dtype=torch.float64).round().long()
+    return checksum(map_tensors((examples.inputs, examples.targets), lambda tensor: tensor[some]))
 
 
 def _added(tensor: Tensor, total: int) -> int:

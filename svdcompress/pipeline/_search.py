@@ -52,9 +52,7 @@ class Search(Trials):
 
     def run(self) -> Found:
         """Run the whole search. Raises RecipeError for a budget that the dense model itself misses, for a goal that it has
-        reached already, under several processes, and without epochs of training if no layer can be reconstructed."""
-        if self.context.place.world > 1:
-            raise RecipeError("search: works in one process only; start it without accelerate launch or torchrun")
+        reached already, and without epochs of training if no layer can be reconstructed."""
         if not self.context.recipe.train.epochs and self._reconstructor is None:
             raise RecipeError(
                 "train.epochs: 0: no layer of this model can be reconstructed, so a search needs 1 or more to train what stays"

@@ -153,7 +153,11 @@ def broadcast_weights(model: torch.nn.Module) -> None:
         return
     from accelerate import utils
 
-    utils.broadcast(list(model.state_dict().values()))  # in place
+    for tensor in (*model.parameters(), *model.buffers()):
+        sent = tensor.detach().contiguous()
+        utils.broadcast(sent)  # in place
+        if sent.data_ptr() != tensor.data_ptr():  # a copy, of a tensor in another layout
+            tensor.detach().copy_(sent)
 
 
 def wait() -> None:

@@ -92,6 +92,44 @@ for out in ("taken", "late"):
 """
 
 
+APART = """
+import os
+import torch
+import svdcompress as svdc
+from svdcompress.pipeline import _stages
+
+rank, convert, sums = int(os.environ["RANK"]), _stages.convert_stage, []
+
+def spy(context, opened, dense):
+    sums.append(sum(float(value.double().sum()) for value in dense.model.state_dict().values()))
+    return convert(context, opened, dense)
+
+_stages.convert_stage = spy
+x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+y = (x[:, 0] > 0).long()
+torch.manual_seed(rank)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+model[1].running_mean += rank
+settings = {"train.epochs": 2, "recover.epochs": 1, "report.latency": False, "uncertainty.samples": 0, "report.html": False}
+settings |= {"train.batch_size": 20, "recover.batch_size": 20, "train.distill.weight": 0.5}
+for data in ((x[rank::2], y[rank::2]), (x[: 120 - 40 * rank], y[: 120 - 40 * rank]), (x, y)):
+    try:
+        found = svdc.sparsify(model, data, settings=settings)
+        print(f"{found.results['notes'][0][:41]} {sums}\\n", end="", flush=True)
+    except svdc.errors.SvdcError as error:
+        print(f"{error}\\n".partition("process 1")[2], end="", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="processes take a device each")
+def test_processes_with_other_data_are_refused_and_those_with_other_models_get_the_first_ones(tmp_path):
+    lines = sorted(run_twice(APART, tmp_path))
+    assert lines[0] == lines[1] and lines[0].startswith(" has others than process 0 (train: 58 examples, not 86)")
+    assert lines[2] == lines[3] and lines[2].startswith(" has others than process 0 (train: other values)")
+    assert lines[4] == lines[5] and lines[4].startswith("the processes had models with other weigh")
+
+
 def run_twice(script, folder):
     """The lines that two processes of a script print, as `torchrun` alone starts them."""
     (folder / "script.py").write_text(script)
