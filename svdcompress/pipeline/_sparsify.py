@@ -18,7 +18,7 @@ from svdcompress.pipeline._open import open_run
 from svdcompress.pipeline._run import run
 from svdcompress.recipe import WITHOUT_RECIPE, Recipe, changed, load_recipe
 from svdcompress.sources.given import given
-from svdcompress.train import broadcast, find_place
+from svdcompress.train import Place, broadcast, find_place, meet
 
 NOT_THEIRS: dict[str, Any] = {
     "model.args": {},
@@ -94,6 +94,7 @@ def sparsify(
     out: the run's folder (None: a temporary one). resume, overwrite, quiet: as for the command; with `quiet`, warnings are
     issued as Python warnings. Their advice is worded for the command: `--set FIELD=VALUE` is `settings={"FIELD": VALUE}`
     here, and `--epochs 9` is `settings={"train.epochs": 9}`.
+    Under torchrun or `accelerate launch`, all processes have to call it, each with all of the data; their results are alike.
     The states of the generators of torch, numpy and random, and of accelerate, are restored afterwards.
 
     Raises whatever a run raises: an SvdcError that names the field. Ctrl-C raises one, too, `errors.Interrupted`, whose message
@@ -120,7 +121,9 @@ def sparsify(
             fields["search.objective"] = objective
         fields |= dict(settings or {})
         made = _recipe(recipe, fields)
-        folder = Path(out) if out is not None else _temporary(made)
+        place = find_place(made.device)
+        meet("svdcompress.sparsify")
+        folder = Path(out) if out is not None else _temporary(place)
         results = broadcast(run(made, folder, resume=resume, overwrite=overwrite, quiet=quiet))  # the first one has them
         small = open_run(folder, trust_code=True).model  # the only code it names is the caller's objects
     for line in results.get("warnings") or () if quiet else ():  # otherwise they were printed
@@ -128,9 +131,8 @@ def sparsify(
     return Sparsified(small, report.Results.model_validate(results), folder, results)
 
 
-def _temporary(recipe: Recipe) -> Path:
+def _temporary(place: Place) -> Path:
     """A new folder, the same for all processes of a launch."""
-    place = find_place(recipe.device)
     return Path(broadcast(str(Path(mkdtemp(prefix="svdcompress-")) / "run") if place.first else ""))
 
 

@@ -28,7 +28,7 @@ from svdcompress.train._shrink import shrink
 from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
 from svdcompress.train._threads import Trial, choosing, fastest
-from svdcompress.train._together import gathered, in_all
+from svdcompress.train._together import gathered, in_all, meet
 
 __all__ = [
     "Bars",
@@ -55,6 +55,7 @@ __all__ = [
     "losses",
     "make_accelerator",
     "make_optimizer",
+    "meet",
     "metrics_of",
     "mix",
     "norms",

@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import torch
 
 from svdcompress.errors import SvdcError, TrainingError, UsageError
 from svdcompress.layers import fast_bfloat16
-from svdcompress.train._together import launched
+from svdcompress.train._together import launched, telling_of_waits
 
 Value = TypeVar("Value")
 
@@ -72,10 +72,12 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     # accelerate joins processes on CPUs only if it is told to use them
     together = launched() and "LOCAL_RANK" in os.environ  # by torchrun or accelerate; others may set RANK for one process
     cpu = device == "cpu" or (device == "auto" and together and not torch.accelerator.is_available())
-    if together and not torch.distributed.is_initialized():  # a group of ours; one of the caller's is the caller's to end
+    joins = together and not torch.distributed.is_initialized()  # a group of ours; one of the caller's is the caller's to end
+    if joins:
         atexit.register(_end_group)
     try:
-        made = Accelerator(cpu=cpu, mixed_precision=resolved_precision(precision, device))
+        with telling_of_waits() if joins else nullcontext():
+            made = Accelerator(cpu=cpu, mixed_precision=resolved_precision(precision, device))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"device: {device} with precision {precision} cannot be used ({error})") from error
     asked = int(os.environ.get("WORLD_SIZE") or 1) if together else 1

@@ -130,14 +130,56 @@ def test_processes_with_other_data_are_refused_and_those_with_other_models_get_t
     assert lines[4] == lines[5] and lines[4].startswith("the processes had models with other weigh")
 
 
-def run_twice(script, folder):
-    """The lines that two processes of a script print, as `torchrun` alone starts them."""
+ALONE = """
+import datetime
+import pathlib
+import time
+import torch
+import svdcompress as svdc
+from svdcompress.train import _together
+
+_together.PATIENCE = 1
+torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
+rank, ended = torch.distributed.get_rank(), pathlib.Path("ended")
+x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+
+def call():
+    try:
+        svdc.sparsify(torch.nn.Linear(6, 2), (x, (x[:, 0] > 0).long()), settings={"search.max_drop": 1.0})
+    except svdc.errors.SvdcError as error:
+        print(f"{rank} {type(error).__name__}: {error}\\n", end="", flush=True)
+
+if rank == 0:
+    call()
+    ended.touch()
+else:
+    while not ended.exists():
+        time.sleep(0.1)
+call()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="processes take a device each")
+def test_a_call_in_one_process_alone_is_told_and_ends(tmp_path):
+    """Afterwards the other one joins the next call, which both refuse."""
+    said = []
+    lines = sorted(run_twice(ALONE, tmp_path, said))
+    assert lines[0].startswith("0 RecipeError: search: works in one process only") and lines[2] == lines[0].replace("0", "1", 1)
+    assert lines[1].startswith("0 UsageError: svdcompress.sparsify was called in process 0 of 2, but not in process 1: call it")
+    assert any("process 0 of 2 waits for the others" in line for line in said)
+
+
+def run_twice(script, folder, said=None):
+    """The lines that two processes of a script print, as `torchrun` alone starts them. said: receives those on stderr."""
     (folder / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]
     env = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
+    if said is not None:
+        said += done.stderr.splitlines()
     return done.stdout.splitlines()
 
 
