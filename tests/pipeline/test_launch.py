@@ -156,6 +156,7 @@ else:
     while not ended.exists():
         time.sleep(0.1)
 call()
+torch.distributed.destroy_process_group()  # the caller's own: its threads may abort a process that ends before them
 """
 
 
