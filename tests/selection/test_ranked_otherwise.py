@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from test_ranked import everything, noisy, told_by_hand, units_of, without
@@ -125,7 +123,7 @@ def test_no_unit_goes_that_there_was_room_for(measure: str, share: float) -> Non
     widths = [9, *(int(found.masks[name].any(1).sum()) for name in ("0", "2", "4")), 3]
 
     def size(widths: list[int]) -> int:
-        return sum(n * m + (n if measure == "parameters" else 0) for m, n in itertools.pairwise(widths))
+        return sum(n * m + (n if measure == "parameters" else 0) for m, n in zip(widths, widths[1:], strict=False))
 
     limit = share * size([9, 6, 12, 40, 3])
     assert size(widths) == getattr(found, measure) <= limit and widths != [9, 6, 12, 40, 3]
