@@ -217,7 +217,7 @@ class Ranking:
         while least < most:  # removing fewer units leaves more
             middle = (least + most) // 2
             least, most = (least, middle) if self._size(steps[:middle])[1][measure] <= limit else (middle + 1, most)
-        steps = self._given_back(steps[:least], measure, limit)
+        steps = steps[:least]
         choice, left = self._size(steps)
         fewer = self._spared(steps, choice)
         if len(fewer) < len(steps) and (other := self._size(fewer)[1])[measure] <= left[measure]:
@@ -241,21 +241,6 @@ class Ranking:
         found, left = self._gone(steps[:least]), self._size(steps[:least])[1]
         units = sum(len(step.roots) for step in steps[:least])
         return self._told(found, units, left, self._masked(found).kept <= kept)
-
-    def _given_back(self, steps: list[_Step], measure: str, limit: float) -> list[_Step]:
-        """The steps without those that the limit has room for, because the last one removed more than was left to remove. The
-        last ones are tried first; of each kind it is always the most relevant unit that comes back."""
-        if self._size(steps)[1][measure] > limit:
-            return steps
-        full: set[int] = set()
-        for step in reversed(steps):
-            if step.kind >= 0 and step.kind not in full:
-                fewer = [other for other in steps if other is not step]
-                if self._size(fewer)[1][measure] <= limit:
-                    steps = fewer
-                else:
-                    full.add(step.kind)  # nor is there room for another one: the rest has only grown
-        return steps
 
     def _spared(self, steps: list[_Step], choice: Choice) -> list[_Step]:
         """The steps that have an effect: for each unit of a kind that `prune` keeps (`round_to`), the last step of that kind
