@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from svdcompress.errors import SvdcError, TrainingError, UsageError
+from svdcompress.errors import TrainingError, UsageError
 from svdcompress.layers import fast_bfloat16
-from svdcompress.train._together import launched, telling_of_waits
+from svdcompress.train._together import launched, telling_of_waits, tried
 
 Value = TypeVar("Value")
 
@@ -185,16 +185,7 @@ def on_first(place: Place, work: Callable[[], Value]) -> Value | None:
 
     Without that the others would wait until the first one ends, which a script that catches the error doesn't.
     """
-    found: Value | None = None
-    failed: SvdcError | None = None
-    if place.first:
-        try:
-            found = work()
-        except SvdcError as error:
-            failed = error
-        except (Exception, SystemExit) as error:  # the latter may come from a user's function
-            broadcast(TrainingError(f"the first process failed ({type(error).__name__}: {error}); its output has the details"))
-            raise
+    found, failed = tried(work, broadcast, "the first process") if place.first else (None, None)
     if failed := broadcast(failed):
         raise failed
     return found

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import distributed_c10d
@@ -86,18 +86,22 @@ def gathered(value: Value) -> list[Value]:
     return gather_object([value])
 
 
+def tried(work: Callable[[], Value], tell: Callable[[SvdcError], Any], who: str) -> tuple[Value | None, SvdcError | None]:
+    """The result, or the SvdcError, of doing something. Any other exception is raised here, once `tell` has passed a
+    TrainingError that names it, of `who`, to the other processes."""
+    try:
+        return work(), None
+    except SvdcError as error:
+        return None, error
+    except (Exception, SystemExit) as error:  # the latter may come from a user's function
+        tell(TrainingError(f"{who} failed ({type(error).__name__}: {error}); its output has the details"))
+        raise
+
+
 def in_all(work: Callable[[], Value]) -> Value:
     """Do something in every process of a launch; returns each one's own result. The SvdcError of one is raised in all; of any
     other exception, the others get a TrainingError that names it."""
-    found: Value | None = None
-    failed: SvdcError | None = None
-    try:
-        found = work()
-    except SvdcError as error:
-        failed = error
-    except (Exception, SystemExit) as error:  # the latter may come from a user's function
-        gathered(TrainingError(f"it failed ({type(error).__name__}: {error}); its output has the details"))
-        raise
+    found, failed = tried(work, gathered, "it")
     errors = gathered(failed)
     if failed is not None:
         raise failed
