@@ -26,6 +26,7 @@ from svdcompress.layers import arranged_convolutions
 from svdcompress.pipeline import OpenRun
 from svdcompress.sources import import_name
 from svdcompress.train import LrFactor, norms, resolved_precision, seed_everything
+from svdcompress.train._dropout import Rates, share_of_rates
 
 PRUNE_EVERY = 25
 """Training steps between two steps of a pruner."""
@@ -233,12 +234,13 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
         first, model, state, prune = kept["epochs"], kept["model"].to(device), kept["optimizer"], kept["prune"]
     else:
         prune = peer(model, opened, way, loss)
-    half = resolved_precision(settings.precision, device) == "bf16"
+    half, how = resolved_precision(settings.precision, device) == "bf16", dropout_of(opened)
     model.to(memory_format=layout)
     optimizer = optimizer_of(model, settings)
     if state is not None:
         optimizer.load_state_dict(state)
     factor, batches = LrFactor(settings.schedule, way.epochs), math.ceil(len(data) / settings.batch_size)
+    rates = Rates(model)
     for epoch in range(first, way.epochs):
         model.train()
         for module in norms(model) if settings.norms == "keep" else ():
@@ -246,6 +248,7 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
         seed_everything(recipe.seed, "peer", epoch)
         for index, (x, y) in enumerate(data.batches(settings.batch_size, shuffle=1000 * recipe.seed + epoch, device=device)):
             now = epoch + index / batches
+            rates.set(share_of_rates(how, now / way.epochs))
             if index % PRUNE_EVERY == 0 and prune(now):
                 model.to(memory_format=layout)
                 optimizer = optimizer_of(model, settings)
@@ -264,12 +267,22 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
         alike = peer is nothing or isinstance(prune, Magnitude)
         if alike or epoch + 1 > 0.5 * way.epochs:  # before that, torch-pruning's pruner would have to be stored, too
             kept = {"epochs": epoch + 1, "model": model, "optimizer": optimizer.state_dict(), "prune": prune if alike else idle}
+            rates.set(1.0)
             torch.save(kept | {"seconds": earlier + time.monotonic() - begun}, file)
+    rates.set(1.0)
     if isinstance(prune, Magnitude):
         prune(math.inf)
     if device.type == "cuda":
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return model.eval(), earlier + time.monotonic() - begun
+
+
+def dropout_of(opened: OpenRun) -> str:
+    """How dropout was treated in the run's recovery ("on", "off" or "rising"), and so in that of its peers."""
+    asked = opened.recovery.dropout
+    said = next((line for line in opened.results["notes"] if line.startswith("recover.dropout:")), "")
+    left = {"rise to their own": "rising", "so it is off": "off"}
+    return asked if asked != "auto" else next((how for words, how in left.items() if words in said), "on")
 
 
 def file_of(folder: Path, run: str, peer: str, end: str = "") -> Path:

@@ -61,7 +61,7 @@ def _made(opened: OpenRun, device: str, bars: Bars | None) -> nn.Module:
         settings = section.model_copy(update={"keep": "last"})  # the best epoch may be one before pruning
         if settings.epochs:
             teacher = copy.deepcopy(opened.dense) if settings.distill.wanted else None
-            more: dict[str, Any] = {"teacher": teacher, "distill": settings.distill}
+            more: dict[str, Any] = {"teacher": teacher, "distill": settings.distill, "reference": opened.dense}
             more |= {"on_epoch": thin_out} if stage == "train" else {"steady": opened.steady}
             dense_fit(opened, model, settings, stage, recipe.seed, device, bars, **more)
         smallest(layers, keep)

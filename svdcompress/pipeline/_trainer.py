@@ -74,6 +74,7 @@ class Trainer:
             settings,
             stage=stage,
             teacher=copy.deepcopy(self.teacher) if distill is not None and distill.wanted else None,
+            reference=self.teacher if stage != "dense" else None,
             held=self.held,
             distill=distill,
             task=recipe.task,

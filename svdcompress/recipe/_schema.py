@@ -177,11 +177,20 @@ class Training(Section):
     # unchanged, for a pretrained network whose data had another mixture than the training data; auto: keep if the network's
     # loss at the start is far lower with them.
     norms: Literal["auto", "batch", "keep"] = "batch"
+    # Rates of dropout layers. on: their own; off: 0; rising: from 0 to their own in the first two thirds, for a network that
+    # was fitted without dropout; auto: rising or, in short training, off if the network's loss at the start is far higher with
+    # dropout than without.
+    dropout: Literal["auto", "on", "off", "rising"] = "on"
 
     @field_validator("precision", mode="before")
     @classmethod
     def _no(cls, value: Any) -> Any:
         return "no" if value is False else value  # YAML reads no as False
+
+    @field_validator("dropout", mode="before")
+    @classmethod
+    def _switched(cls, value: Any) -> Any:
+        return ("on" if value else "off") if isinstance(value, bool) else value  # as YAML reads on and off
 
 
 class DenseSection(Training):
@@ -210,6 +219,7 @@ class RecoverSection(Training):
     lr: float = Field(default=5e-4, gt=0)
     schedule: Annotated[RecoverLrSchedule, short("name")] = RecoverLrSchedule()
     norms: Literal["auto", "batch", "keep"] = "auto"
+    dropout: Literal["auto", "on", "off", "rising"] = "auto"
     noise: bool = True  # False: train the mean alone, without noise and KL
     beta: Beta = "auto"  # constant; auto: a twentieth of the last beta of the training
     lr_log_sigma2: float | None = Field(default=None, gt=0)

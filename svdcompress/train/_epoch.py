@@ -16,6 +16,7 @@ from svdcompress.batch import call
 from svdcompress.errors import DataError, Interrupted
 from svdcompress.layers import variational_layers
 from svdcompress.sources import InMemory
+from svdcompress.train._dropout import Rates, share_of_rates
 from svdcompress.train._gradients import nothing
 from svdcompress.train._network import Network
 from svdcompress.train._nonfinite import explain
@@ -44,6 +45,21 @@ def train_epoch(
     Raises NotFinite, Interrupted, and DataError if there is no batch.
     """
     train_mode(work, standing.keeps_norms)
+    with Rates(work.model) as rates:
+        return _trained(work, network, steps, standing, answers, rates, look_every=look_every, rewinds=rewinds)
+
+
+def _trained(
+    work: Work,
+    network: Network,
+    steps: Steps,
+    standing: Standing,
+    answers: InMemory | None,
+    rates: Rates,
+    *,
+    look_every: int,
+    rewinds: bool,
+) -> Row | Rewind:
     epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
     seed_everything(work.seed, work.stage, epoch, "noise", work.rank)
     order = mix(work.seed, work.stage, epoch, "order")
@@ -58,6 +74,7 @@ def train_epoch(
     for index, (((x, y), (answer, _)), final) in enumerate(marked):
         where = epoch + index / batches
         group += 1
+        rates.set(share_of_rates(standing.dropout, where / settings.epochs))
         last = final or group == settings.accumulate
         # Forward and backward pass within no_sync: it is the former that prepares DDP to average the gradients.
         with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):

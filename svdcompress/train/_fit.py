@@ -41,6 +41,7 @@ def fit(
     lr_log_sigma2: float | None = None,
     noise: bool = True,
     teacher: nn.Module | None = None,
+    reference: nn.Module | None = None,
     distill: Distillation | None = None,
     held: dict[Any, InMemory | None] | None = None,
     student: nn.Module | None = None,
@@ -80,6 +81,8 @@ def fit(
         the means and leaves the log variances to Adam).
     noise: False trains only the means of a converted model: its layers compute as in `eval()`, and log variances do not change.
     teacher, distill: learn from the teacher's outputs too; task: how to interpret them, see `Likelihood.soft_loss`.
+    reference: the dense model that this one was made from, for `dropout="auto"`: dropout may cost this one little more than
+        that one (None: little more than the loss without it).
     held: a dict that keeps the teacher's outputs for further fits with the same teacher and examples, so that they are computed
         once in total; {} at first (None: once in each fit of several epochs).
     student: the part of the model whose layers have the same names as the teacher's (None: the model); outputs_kept: for layers
@@ -129,6 +132,7 @@ def fit(
         steady=steady,
         elbo=ELBO(model, _as_it_is, num_examples or len(examples), schedule) if schedule is not None else None,
         teacher=learnt,
+        reference=reference,
         held=held,
         lr_log_sigma2=lr_log_sigma2,
         noise=noise,

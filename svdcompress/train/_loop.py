@@ -12,6 +12,7 @@ from svdcompress.errors import CheckpointError, SvdcError, TrainingError, shorte
 from svdcompress.layers import variational_layers
 from svdcompress.relevance import relevance
 from svdcompress.train._ask import ask
+from svdcompress.train._dropout import settle_dropout
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
@@ -49,7 +50,10 @@ class Loop:
             work = replace(work, settings=work.steady.model_copy(update=same))
         self._work = work
         self._steps = Steps(work)
-        self._standing = Standing(work.total, keeps_norms=work.settings.norms == "keep")
+        asked = work.settings.dropout
+        self._standing = Standing(
+            work.total, keeps_norms=work.settings.norms == "keep", dropout="on" if asked == "auto" else asked
+        )
         if work.shrink_from < work.settings.epochs:
             self._standing.total = work.total or relevance(work.model).total
         self._look_every = LOOK_EVERY.get(work.device.type, SELDOM)
@@ -71,11 +75,14 @@ class Loop:
                 refuse_wrong(work)
             if not standing.epoch:
                 standing.keeps_norms, line = self._norms or keeps_norms(work)
-                standing.said = None if line is None else [line, standing.keeps_norms]
+                standing.said = [] if line is None else [[line, standing.keeps_norms]]
                 if self._steady:
-                    standing.said = [self._steady, True]
-            if standing.said is not None and work.on_note is not None:
-                work.on_note(*standing.said)
+                    standing.said = [[self._steady, True]]
+                standing.dropout, told = settle_dropout(work)
+                standing.said += [] if told is None else [list(told)]
+            if work.on_note is not None:
+                for line, settled in standing.said:
+                    work.on_note(line, settled)
             settle(work, trains=standing.epoch < work.last)
             answers = ask(work) if standing.epoch < work.last else None
             while standing.epoch < work.last:

@@ -56,7 +56,7 @@ class Standing:
 
     epoch: epochs done. steps: batches trained on. total: the number of weights that the history's sparsity is relative to
     (None: the model's own). history: the figures of each epoch. keeps_norms: whether running statistics stay as they are,
-    settled before the first epoch. said: what `on_note` was called with then.
+    settled before the first epoch, as is dropout: "on", "off" or "rising". said: what `on_note` was called with then.
     """
 
     total: int | None = None
@@ -65,7 +65,8 @@ class Standing:
     history: list[Row] = field(default_factory=list)
     best: Best = field(default_factory=Best)
     keeps_norms: bool = False
-    said: list[Any] | None = None
+    dropout: str = "on"
+    said: list[list[Any]] = field(default_factory=list)
 
     def sparsity(self, masks: Masks) -> float:
         """The share of weights that are outside the masks or were removed."""
@@ -75,7 +76,7 @@ class Standing:
         """What a later fit needs to resume."""
         best = {"score": list(self.best.score), "epoch": self.best.epoch, "weights": self.best.weights}
         done = {"epoch": self.epoch, "steps": self.steps, "total": self.total, "history": self.history, "best": best}
-        return done | {"keeps_norms": self.keeps_norms, "said": self.said}
+        return done | {"keeps_norms": self.keeps_norms, "dropout": self.dropout, "said": self.said}
 
     def take(self, saved: dict[str, Any], device: torch.device) -> None:
         """Restore the progress of a saved fit."""
@@ -84,7 +85,10 @@ class Standing:
         self.history[:] = saved["history"]
         if self.epoch:  # it is not settled before the first epoch
             self.keeps_norms = saved.get("keeps_norms", self.keeps_norms)
-            self.said = saved.get("said")  # still true of the resumed network, even if a check would no longer show it
+            self.dropout = saved.get("dropout", self.dropout)
+            # Still true of the resumed network, even if a check would no longer show it. Earlier versions said one thing.
+            said = saved.get("said") or []
+            self.said = [said] if said and isinstance(said[0], str) else said
         best = saved["best"]
         weights = None if best["weights"] is None else to_device(best["weights"], device)
         self.best = Best(tuple(best["score"]), best["epoch"], weights)

@@ -38,6 +38,7 @@ class Work:
     steady: Training | None
     elbo: ELBO | None
     teacher: Teacher | None
+    reference: nn.Module | None
     held: dict[Any, InMemory | None] | None
     lr_log_sigma2: float | None
     noise: bool

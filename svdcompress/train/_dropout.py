@@ -1,0 +1,145 @@
+"""Dropout in further training: whether a network still bears it, and how its rates rise again if it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from svdcompress.batch import call
+from svdcompress.convert import as_it_was
+from svdcompress.layers import BernoulliDropout, GaussianDropout, variational_layers
+from svdcompress.train._device import broadcast
+from svdcompress.train._norms import norms
+from svdcompress.train._state import mix, seed_everything
+from svdcompress.train._work import Work
+
+TIMES, MORE = 5.0, 0.1
+"""If dropout costs a network more than TIMES the loss that it costs the dense one, and more than MORE, training would begin
+with a broken network. A dense network that was trained with dropout hardly pays for it."""
+
+RISE, LEVELS = 2 / 3, 4
+"""The share of the training in which rates rise, and the number of steps in which they do: a compiled network is compiled again
+for each."""
+
+LONG = 10
+"""Fewer epochs than these do not teach a network dropout again, so it is off in them."""
+
+BATCHES = 4
+"""Batches on which losses are compared."""
+
+_DRAWN = (BernoulliDropout, GaussianDropout)
+_RATES: dict[type[nn.Module], str] = {
+    **dict.fromkeys(_DRAWN, "p"),
+    nn.modules.dropout._DropoutNd: "p",
+    nn.MultiheadAttention: "dropout",
+    nn.RNNBase: "dropout",
+}
+"""Attributes that hold a dropout rate, by the class of the module that reads them in each pass."""
+
+
+class Rates:
+    """The dropout rates of a model, which can be set to a share of themselves; as a context manager, they are restored."""
+
+    def __init__(self, model: nn.Module) -> None:
+        found = ((module, name) for module in model.modules() for kind, name in _RATES.items() if isinstance(module, kind))
+        self._own = [(module, name, rate) for module, name in found if (rate := float(getattr(module, name))) > 0]
+        self._share = 1.0
+
+    def __bool__(self) -> bool:
+        return bool(self._own)
+
+    def set(self, share: float) -> None:
+        """Give each module this share of its own rate."""
+        if share != self._share:
+            for module, name, rate in self._own:
+                setattr(module, name, rate * share)
+            self._share = share
+
+    def __enter__(self) -> Rates:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.set(1.0)
+
+
+def share_of_rates(how: str, done: float) -> float:
+    """The share of their own rates that dropout layers have. how: "on", "off" or "rising". done: share of the training done."""
+    if how == "rising":
+        return min(1.0, int(LEVELS * done / RISE) / LEVELS)
+    return 0.0 if how == "off" else 1.0
+
+
+def settle_dropout(work: Work) -> tuple[str, tuple[str, bool] | None]:
+    """How a fit that begins treats dropout ("on", "off" or "rising"), and what to tell the user and whether that is settled.
+
+    With `dropout="auto"`, it is not "on" if the loss of training examples is far higher with dropout than without it. That is
+    so for a network whose layers were fitted, without dropout, to what they gave before a cut: each leans on few inputs then,
+    and steps from there would have to teach the network dropout again before anything else. It is "rising" if the network
+    draws its dropout in predictions, too, or the fit is long enough; else "off".
+    """
+    asked = work.settings.dropout
+    if asked != "auto":
+        return asked, None
+    try:
+        found = _losses(work, work.model)
+        dense = None if work.reference is None else _losses(work, work.reference)
+    except Exception:  # from the user's model or data: training will meet it too, and explain it
+        return broadcast(("on", None))
+    return broadcast(_choice(work, found, dense))
+
+
+def _choice(work: Work, found: dict[str, float], dense: dict[str, float] | None) -> tuple[str, tuple[str, bool] | None]:
+    if not _far(found, "on", dense):
+        return "on", None
+    section, draws = work.section, any(isinstance(module, _DRAWN) for module in work.model.modules())
+    line = f"{section}.dropout: the network's loss is {found['on']:.2g} with dropout and {found['none']:.2g} without"
+    if dense is not None:
+        line += f" (the dense network's: {dense['on']:.2g} and {dense['none']:.2g})"
+    if _far(found, "zero", dense):
+        return "on", (
+            f"{line}, so training begins by unlearning. What draws there is in no dropout layer of torch.nn, so it can't be "
+            "turned down",
+            False,
+        )
+    how, then = "rising", "its rates begin at 0 and rise to their own in two thirds of the training"
+    if not draws and work.settings.epochs < LONG:
+        how, then = "off", f"it is off in these {work.settings.epochs} epochs"
+    return how, (f"{line}, so {then} (auto; --set {section}.dropout=on keeps it)", True)
+
+
+def _far(found: dict[str, float], which: str, dense: dict[str, float] | None) -> bool:
+    """Whether dropout costs a network much, beside what it costs the dense one or, if that is unknown, the loss itself."""
+    cost = found[which] - found["none"]
+    usual = (TIMES - 1) * found["none"] if dense is None else TIMES * (dense["on"] - dense["none"])
+    return cost > MORE and cost > usual
+
+
+@torch.no_grad()
+def _losses(work: Work, model: nn.Module) -> dict[str, float]:
+    """Mean losses of the same batches: in `eval()` ("none"), with all that draws but variational layers ("on"), and with that
+    but dropout layers at rate 0 ("zero")."""
+    size, order, losses = work.settings.batch_size, mix(work.seed, "dropout"), dict[str, float]()
+    batches = work.examples.batches(size, shuffle=order, device=work.device)
+    held = [batch for batch, _ in zip(batches, range(BATCHES), strict=False)]
+    place = next(model.parameters()).device
+    with as_it_was(model, True), Rates(model) as rates, work.autocast(), work.right:
+        model.to(work.device)
+        for name, share in (("none", 0.0), ("on", 1.0), ("zero", 0.0)):
+            _prepare(model, name != "none")
+            rates.set(share)
+            seed_everything(work.seed, "dropout", 0, name)
+            losses[name] = sum(float(_loss(work, model, *batch)) for batch in held) / len(held)
+        model.to(place)
+    return losses
+
+
+def _loss(work: Work, model: nn.Module, x: Any, y: Tensor) -> Tensor:
+    return work.loss(call(model, x), y)
+
+
+def _prepare(model: nn.Module, draws: bool) -> None:
+    model.train(draws)
+    for layer in (*norms(model), *(layer for _, layer in variational_layers(model))):
+        layer.eval()
