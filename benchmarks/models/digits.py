@@ -1,4 +1,4 @@
-"""Three small networks for scikit-learn's digits, (N, 1, 8, 8) -> (N, 10), and the data they are trained on."""
+"""Small networks for scikit-learn's digits, (N, 1, 8, 8) -> (N, 10), and the data they are trained on."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10)
     )  # fmt: skip
+
+
+def mlp_with_dropout(p: float) -> nn.Module:
+    """`mlp` with dropout after both hidden layers."""
+    hidden = nn.Linear(64, 200), nn.ReLU(), nn.Dropout(p), nn.Linear(200, 100), nn.ReLU(), nn.Dropout(p)
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
 
 
 def cnn() -> nn.Module:

@@ -15,9 +15,10 @@ from svdcompress.train._norms import norms
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._work import Work
 
-TIMES, MORE = 5.0, 0.1
+TIMES, ALONE, MORE = 2.0, 5.0, 0.1
 """If dropout costs a network more than TIMES the loss that it costs the dense one, and more than MORE, training would begin
-with a broken network. A dense network that was trained with dropout hardly pays for it."""
+with a broken network. A dense network that was trained with dropout hardly pays for it. If there is no dense one, the loss with
+dropout has to be more than ALONE times the loss without."""
 
 RISE, LEVELS = 2 / 3, 4
 """The share of the training in which rates rise, and the number of steps in which they do: a compiled network is compiled again
@@ -112,7 +113,7 @@ def _choice(work: Work, found: dict[str, float], dense: dict[str, float] | None)
 def _far(found: dict[str, float], which: str, dense: dict[str, float] | None) -> bool:
     """Whether dropout costs a network much, beside what it costs the dense one or, if that is unknown, the loss itself."""
     cost = found[which] - found["none"]
-    usual = (TIMES - 1) * found["none"] if dense is None else TIMES * (dense["on"] - dense["none"])
+    usual = (ALONE - 1) * found["none"] if dense is None else TIMES * (dense["on"] - dense["none"])
     return cost > MORE and cost > usual
 
 
@@ -122,7 +123,7 @@ def _losses(work: Work, model: nn.Module) -> dict[str, float]:
     but dropout layers at rate 0 ("zero")."""
     size, order, losses = work.settings.batch_size, mix(work.seed, "dropout"), dict[str, float]()
     batches = work.examples.batches(size, shuffle=order, device=work.device)
-    held = [batch for batch, _ in zip(batches, range(BATCHES), strict=False)]
+    held = [batch for _, batch in zip(range(BATCHES), batches, strict=False)]
     place = next(model.parameters()).device
     with as_it_was(model, True), Rates(model) as rates, work.autocast(), work.right:
         model.to(work.device)

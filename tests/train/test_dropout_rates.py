@@ -162,7 +162,7 @@ def test_a_model_that_fails_is_explained_by_its_training():
     "module",
     [
         nn.Dropout(0.3),
-        nn.Dropout2d(0.3),
+        nn.Dropout1d(0.3),
         nn.AlphaDropout(0.3),
         BernoulliDropout(0.3),
         GaussianDropout(0.3),
