@@ -48,15 +48,14 @@ class Rates:
         self._own = [(module, name, rate) for module, name in found if (rate := float(getattr(module, name))) > 0]
         self._share = 1.0
 
-    def __bool__(self) -> bool:
-        return bool(self._own)
-
-    def set(self, share: float) -> None:
-        """Give each module this share of its own rate."""
-        if share != self._share:
-            for module, name, rate in self._own:
-                setattr(module, name, rate * share)
-            self._share = share
+    def set(self, share: float) -> bool:
+        """Give each module this share of its own rate; returns whether it had another one."""
+        if not self._own or share == self._share:
+            return False
+        for module, name, rate in self._own:
+            setattr(module, name, rate * share)
+        self._share = share
+        return True
 
     def __enter__(self) -> Rates:
         return self

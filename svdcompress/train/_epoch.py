@@ -35,21 +35,6 @@ class Rewind:
 
 
 def train_epoch(
-    work: Work, network: Network, steps: Steps, standing: Standing, answers: InMemory | None, *, look_every: int, rewinds: bool
-) -> Row | Rewind:
-    """Train one epoch and return its figures.
-
-    answers: examples with the teacher's outputs as inputs (None: it is run in each step). look_every: batches between checks of
-    the loss. rewinds: whether the fit can repeat the epoch to check each batch.
-
-    Raises NotFinite, Interrupted, and DataError if there is no batch.
-    """
-    train_mode(work, standing.keeps_norms)
-    with Rates(work.model) as rates:
-        return _trained(work, network, steps, standing, answers, rates, look_every=look_every, rewinds=rewinds)
-
-
-def _trained(
     work: Work,
     network: Network,
     steps: Steps,
@@ -60,6 +45,14 @@ def _trained(
     look_every: int,
     rewinds: bool,
 ) -> Row | Rewind:
+    """Train one epoch and return its figures.
+
+    answers: examples with the teacher's outputs as inputs (None: it is run in each step). rates: those of the model's dropout.
+    look_every: batches between checks of the loss. rewinds: whether the fit can repeat the epoch to check each batch.
+
+    Raises NotFinite, Interrupted, and DataError if there is no batch.
+    """
+    train_mode(work, standing.keeps_norms)
     epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
     seed_everything(work.seed, work.stage, epoch, "noise", work.rank)
     order = mix(work.seed, work.stage, epoch, "order")
@@ -74,7 +67,8 @@ def _trained(
     for index, (((x, y), (answer, _)), final) in enumerate(marked):
         where = epoch + index / batches
         group += 1
-        rates.set(share_of_rates(standing.dropout, where / settings.epochs))
+        if rates.set(share_of_rates(standing.dropout, where / settings.epochs)):
+            network.renew()
         last = final or group == settings.accumulate
         # Forward and backward pass within no_sync: it is the former that prepares DDP to average the gradients.
         with nullcontext() if last or world == 1 else work.accelerator.no_sync(network.synced):

@@ -12,7 +12,7 @@ from svdcompress.errors import CheckpointError, SvdcError, TrainingError, shorte
 from svdcompress.layers import variational_layers
 from svdcompress.relevance import relevance
 from svdcompress.train._ask import ask
-from svdcompress.train._dropout import settle_dropout
+from svdcompress.train._dropout import Rates, settle_dropout
 from svdcompress.train._epoch import Rewind, train_epoch
 from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
@@ -59,6 +59,7 @@ class Loop:
         self._look_every = LOOK_EVERY.get(work.device.type, SELDOM)
         if not self._restored(saved):
             self._save()
+        self._dropout = Rates(work.model)
         self._network = Network(work)  # after loading the state: DDP takes the parameters as it finds them
         self._steps.lay_out()
         self._rate = work.settings.lr
@@ -87,9 +88,8 @@ class Loop:
             answers = ask(work) if standing.epoch < work.last else None
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1
-                row = train_epoch(
-                    work, self._network, self._steps, standing, answers, look_every=self._look_every, rewinds=rewinds
-                )
+                fitted = work, self._network, self._steps, standing, answers, self._dropout
+                row = train_epoch(*fitted, look_every=self._look_every, rewinds=rewinds)
                 if isinstance(row, Rewind):  # so that the error names the right step and layer
                     self._look_every = 1
                     self._restored(self._file.load())
@@ -103,6 +103,7 @@ class Loop:
                 raise
             raise found from error
         finally:
+            self._dropout.set(1.0)
             self._network.close()
         kept = standing.epoch
         if standing.best.weights is not None:

@@ -203,6 +203,15 @@ def test_a_fit_that_is_stopped_goes_on_with_its_rates(tmp_path, monkeypatch, dro
     assert states_equal(once, again)
 
 
+def test_a_compiled_network_is_compiled_anew_for_each_rate(monkeypatch):
+    """torch stops compiling after eight versions of a function, without an error."""
+    done = []
+    monkeypatch.setattr(torch, "compile", lambda model: done.append(model[0].p) or model)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: done.append("reset"))
+    trained(network(), "rising", compiled=True)
+    assert done == pytest.approx([0.2, "reset", 0, "reset", 0.05, "reset", 0.1, "reset", 0.15, "reset", 0.2])
+
+
 def test_variational_layers_keep_their_noise():
     """The loss without dropout is that of the mean, but training draws the weights."""
     model = svdc.convert(network(leans=True), log_sigma2=-3.0)
