@@ -110,7 +110,8 @@ class Measure:
             more = {"metadata": file_metadata({}, units.preprocessing, self.data.classes, self.data.task)}
         else:
             more = foreseen(self.recipe, self.data, units)
-        more |= {"opset": export.opset, "dynamic_axes": export.dynamic_axes}
+        # The dense file is verified, so that what cannot be exported is known early; the run's own files are, when it ends.
+        more |= {"opset": export.opset, "dynamic_axes": export.dynamic_axes, "verify": dense}
         return export_onnx(units.model(model), path, inputs, **more).path
 
     def _latencies(self, files: dict[str, Path]) -> dict[str, float]:
