@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from svdcompress.batch import call
 from svdcompress.convert import as_it_was
@@ -24,7 +22,7 @@ RISE, LEVELS = 2 / 3, 4
 """The share of the training in which rates rise, and the number of steps in which they do: a compiled network is compiled again
 for each."""
 
-LONG = 10
+LONG = 20
 """Fewer epochs than these do not teach a network dropout again, so it is off in them."""
 
 BATCHES = 4
@@ -124,19 +122,16 @@ def _losses(work: Work, model: nn.Module) -> dict[str, float]:
     batches = work.examples.batches(size, shuffle=order, device=work.device)
     held = [batch for _, batch in zip(range(BATCHES), batches, strict=False)]
     place = next(model.parameters()).device
-    with as_it_was(model, True), Rates(model) as rates, work.autocast(), work.right:
-        model.to(work.device)
-        for name, share in (("none", 0.0), ("on", 1.0), ("zero", 0.0)):
-            _prepare(model, name != "none")
-            rates.set(share)
-            seed_everything(work.seed, "dropout", 0, name)
-            losses[name] = sum(float(_loss(work, model, *batch)) for batch in held) / len(held)
+    try:
+        with as_it_was(model.to(work.device), True), Rates(model) as rates, work.autocast(), work.right:
+            for name, share in (("none", 0.0), ("on", 1.0), ("zero", 0.0)):
+                _prepare(model, name != "none")
+                rates.set(share)
+                seed_everything(work.seed, "dropout", name)
+                losses[name] = sum(float(work.loss(call(model, x), y)) for x, y in held) / len(held)
+    finally:
         model.to(place)
     return losses
-
-
-def _loss(work: Work, model: nn.Module, x: Any, y: Tensor) -> Tensor:
-    return work.loss(call(model, x), y)
 
 
 def _prepare(model: nn.Module, draws: bool) -> None:

@@ -95,7 +95,7 @@ def test_the_rates_of_each_step(how, rates):
 
 @pytest.mark.parametrize(
     ("dropout", "epochs", "how"),
-    [(nn.Dropout, 6, "off"), (nn.Dropout, 10, "rising"), (BernoulliDropout, 6, "rising"), (GaussianDropout, 2, "rising")],
+    [(nn.Dropout, 19, "off"), (nn.Dropout, 20, "rising"), (BernoulliDropout, 6, "rising"), (GaussianDropout, 2, "rising")],
 )
 def test_auto_begins_without_dropout_where_a_network_leans_on_single_inputs(dropout, epochs, how):
     """A network that draws its dropout in predictions has to learn it again; others have to if there is the time."""
