@@ -63,7 +63,7 @@ def table(results: dict[str, Any]) -> str:
     lines += ['%), and the former less that with dropout "on", paired, 95%; below 0 is better. What "auto" chose: in how many']
     lines += ["of the seeds.", ""]
     lines += [f"| epochs: dense, recovery | rate | seeds | {' | '.join(ARMS)} | auto chose |", "|" + "---|" * (4 + len(ARMS))]
-    for one in results.values():
+    for one in sorted(results.values(), key=lambda one: (one["dense"], one["epochs"], one["rate"])):
         cells = [f"{one['dense']} + {one['epochs']}", f"{one['rate']:g}", str(one["seeds"])]
         for arm in ARMS:
             found = one["arms"][arm]

@@ -178,8 +178,8 @@ class Training(Section):
     # loss at the start is far lower with them.
     norms: Literal["auto", "batch", "keep"] = "batch"
     # Rates of dropout layers. on: their own; off: 0; rising: from 0 to their own in the first two thirds, for a network that
-    # was fitted without dropout; auto: rising or, in short training, off if the network's loss at the start is far higher with
-    # dropout than without.
+    # was fitted without dropout; auto: off (rising if predictions draw dropout) if the network's loss at the start is far
+    # higher with it than without.
     dropout: Literal["auto", "on", "off", "rising"] = "on"
 
     @field_validator("precision", mode="before")

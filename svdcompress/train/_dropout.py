@@ -22,9 +22,6 @@ RISE, LEVELS = 2 / 3, 4
 """The share of the training in which rates rise, and the number of steps in which they do: a compiled network is compiled again
 for each."""
 
-LONG = 20
-"""Fewer epochs than these do not teach a network dropout again, so it is off in them."""
-
 BATCHES = 4
 """Batches on which losses are compared."""
 
@@ -75,7 +72,7 @@ def settle_dropout(work: Work) -> tuple[str, tuple[str, bool] | None]:
     With `dropout="auto"`, it is not "on" if the loss of training examples is far higher with dropout than without it. That is
     so for a network whose layers were fitted, without dropout, to what they gave before a cut: each leans on few inputs then,
     and steps from there would have to teach the network dropout again before anything else. It is "rising" if the network
-    draws its dropout in predictions, too, or the fit is long enough; else "off".
+    draws its dropout in predictions, too, and has to bear it; else "off".
     """
     asked = work.settings.dropout
     if asked != "auto":
@@ -101,9 +98,9 @@ def _choice(work: Work, found: dict[str, float], dense: dict[str, float] | None)
             "turned down",
             False,
         )
-    how, then = "rising", "its rates begin at 0 and rise to their own in two thirds of the training"
-    if not draws and work.settings.epochs < LONG:
-        how, then = "off", f"it is off in these {work.settings.epochs} epochs"
+    how, then = "off", "it is off"
+    if draws:
+        how, then = "rising", "its rates begin at 0 and rise to their own in two thirds of the training"
     return how, (f"{line}, so {then} (auto; --set {section}.dropout=on keeps it)", True)
 
 
