@@ -75,8 +75,8 @@ def ranked(
     The relevance of a unit is the information in the weights that write or read it (see `svdcompress.relevance.information`),
     per parameter or multiply-accumulate that goes with it; it counts for more the fewer units are left in its layer. With
     `examples` it is the geometric mean of that and of how fast the outputs change with the unit, because variances that were
-    hardly trained tell little. No layer is emptied. `prune(model, example_inputs, masks=...)` removes the units exactly;
-    train further afterwards.
+    hardly trained tell little. No layer is emptied. The last unit may take more than was left to take, so units that the goal
+    still has room for come back. `prune(model, example_inputs, masks=...)` removes the units exactly; train further afterwards.
 
     model: converted, and trained so that its variances mean something; it is not changed. masks: which weights stay to begin
     with (None: those of `relevance`).
@@ -197,6 +197,9 @@ class Ranking:
     ) -> Ranked:
         """The masks for a goal that remove as few units as possible; if it cannot be reached, the closest.
 
+        The last unit may take more than was left to take. So units that the goal still has room for come back, the last ones
+        first.
+
         evenness: 0 ranks all units of the model by relevance per cost; 1 divides that by its mean over the units of the same
         layer (those with the same cost), so that each layer loses its own least relevant units and none goes as a whole; a
         value in between divides by that power of the mean.
@@ -217,7 +220,7 @@ class Ranking:
         while least < most:  # removing fewer units leaves more
             middle = (least + most) // 2
             least, most = (least, middle) if self._size(steps[:middle])[1][measure] <= limit else (middle + 1, most)
-        steps = steps[:least]
+        steps = self._given_back(steps[:least], measure, limit)
         choice, left = self._size(steps)
         fewer = self._spared(steps, choice)
         if len(fewer) < len(steps) and (other := self._size(fewer)[1])[measure] <= left[measure]:
@@ -241,6 +244,21 @@ class Ranking:
         found, left = self._gone(steps[:least]), self._size(steps[:least])[1]
         units = sum(len(step.roots) for step in steps[:least])
         return self._told(found, units, left, self._masked(found).kept <= kept)
+
+    def _given_back(self, steps: list[_Step], measure: str, limit: float) -> list[_Step]:
+        """The steps without those that the limit has room for, because the last one removed more than was left to remove. The
+        last ones are tried first; of each kind it is always the most relevant unit that comes back."""
+        if self._size(steps)[1][measure] > limit:
+            return steps
+        full: set[int] = set()
+        for step in reversed(steps):
+            if step.kind >= 0 and step.kind not in full:
+                fewer = [other for other in steps if other is not step]
+                if self._size(fewer)[1][measure] <= limit:
+                    steps = fewer
+                else:
+                    full.add(step.kind)  # the others of its kind are less relevant, and need no less room
+        return steps
 
     def _spared(self, steps: list[_Step], choice: Choice) -> list[_Step]:
         """The steps that have an effect: for each unit of a kind that `prune` keeps (`round_to`), the last step of that kind

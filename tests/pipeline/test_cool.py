@@ -15,7 +15,7 @@ from svdcompress.pipeline._search_trials import Trials
 from svdcompress.pipeline._unit_ways import Units
 
 SHAPES = (
-    "model.args={sizes: [64, 24, 16, 10]}",
+    "model.args={sizes: [64, 24, 20, 10]}",
     "search.goal='parameters=6x'",
     "search.trials=1",
     "search.levels=1",

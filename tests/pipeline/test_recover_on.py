@@ -13,7 +13,7 @@ from svdcompress.sources import make_model
 from svdcompress.train import Bars
 
 GOAL = (
-    "model.args={sizes: [64, 24, 16, 10]}",
+    "model.args={sizes: [64, 32, 24, 10]}",
     "search.goal='parameters=6x'",
     "search.trials=null",
     "search.levels=1",

@@ -21,29 +21,30 @@ WITHIN = {"global-within-blocks", "half-even-within-blocks"}
 class Residual(nn.Module):
     """A stem, one block, and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, units: int) -> None:
         super().__init__()
-        self.stem, self.inner, self.outer, self.head = (nn.Linear(*shape) for shape in ((6, 6), (6, 12), (12, 6), (6, 3)))
+        shapes = (6, 6), (6, units), (units, 6), (6, 3)
+        self.stem, self.inner, self.outer, self.head = (nn.Linear(*shape) for shape in shapes)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.stem(x)
         return self.head(h + self.outer(self.inner(h).relu()))
 
 
-def block_for_nothing() -> nn.Module:
-    """All six residual channels are needed, with little information; the twelve units of the block cancel in pairs, though
-    each has more."""
+def block_for_nothing(pairs: int = 6) -> nn.Module:
+    """All six residual channels are needed, with little information; the units of the block cancel in pairs, though each has
+    more."""
     torch.manual_seed(2)
-    model = Residual()
+    model = Residual(2 * pairs)
     with torch.no_grad():
         model.stem.weight.copy_(2 * torch.eye(6))
-        model.inner.weight.copy_(torch.randn(6, 6).repeat_interleave(2, 0))
-        model.outer.weight.copy_(torch.randn(6, 6).repeat_interleave(2, 1) * torch.tensor([1.0, -1]).repeat(6))
+        model.inner.weight.copy_(torch.randn(pairs, 6).repeat_interleave(2, 0))
+        model.outer.weight.copy_(torch.randn(6, pairs).repeat_interleave(2, 1) * torch.tensor([1.0, -1]).repeat(pairs))
         model.inner.bias.fill_(0.5)
         model.head.weight.copy_(torch.tensor([[2.0, -2, 1, 0, 0, 1], [0, 2, -2, 1, 1, 0], [-1, 0, 0, 2, -2, 1]]))
-    nats = {"stem": jittered((6, 6), 0.2), "inner": jittered((12, 6), 1.0), "outer": jittered((6, 12), 1.0)}
-    pairs = (1 + 0.2 * torch.arange(6)).repeat_interleave(2)  # pairs go one by one
-    nats["inner"], nats["outer"] = nats["inner"] * pairs[:, None], nats["outer"] * pairs
+    nats = {"stem": jittered((6, 6), 0.2), "inner": jittered((2 * pairs, 6), 1.0), "outer": jittered((6, 2 * pairs), 1.0)}
+    more = (1 + 0.2 * torch.arange(pairs)).repeat_interleave(2)  # pairs go one by one
+    nats["inner"], nats["outer"] = nats["inner"] * more[:, None], nats["outer"] * more
     return known(model, nats | {"head": jittered((3, 6), 0.2)})  # type: ignore
 
 
@@ -84,9 +85,11 @@ def test_residual_channels_stay_where_all_of_them_are_needed(measure: str) -> No
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_a_size_that_the_blocks_alone_cannot_give_is_not_tried_within_them(enough: bool) -> None:
-    model = block_for_nothing()
+    model = block_for_nothing(pairs=5)
     _, x, _ = data_of(model, 6)
     least = 6 * 6 + 2 * 6 + 6 * 3  # with one unit in the block
+    as_many = [(s, h) for s in range(1, 7) for h in range(1, 11) if 6 * s + 2 * s * h + 3 * s == least]
+    assert as_many == [(6, 1)]  # no other numbers of channels and units give just that
     for target, tried in ((least + 24, True), (least, True), (least - 1, False)):
         to_size = ways_of(model, x, "macs", float(target), enough)
         usual = to_size.usual()
@@ -117,6 +120,9 @@ def test_residual_channels_that_make_a_file_large_are_paid_for_in_the_blocks() -
     assert fitted is not None and fitted.name == way.name and usual.size is not None
     small, other, first = (prune(model, x[:20], masks=one.masks) for one in (fitted, usual, way))
     widths = [(one.stem.out_features, one.inner.out_features) for one in (small, other, first)]  # type: ignore
-    assert widths == [(6, 5), (4, 10), (6, 6)]
+    assert widths == [(6, 5), (4, 11), (6, 6)]
+    size = lambda s, h: 4 * ((6 + 1) * s + (s + 1) * h + (h + 1) * s + (s + 1) * 3) + 10 * s  # noqa: E731
+    assert size(4, 11) == usual.size <= to_size.target < size(4, 12)  # by hand: no room for another unit of the block,
+    assert to_size.target < size(5, 11)  # nor for another residual channel
     assert fitted.size == 4 * cost.measure(small, x[:2]).parameters + 10 * 6 <= 1.02 * usual.size
     assert prune(model, x[:20], masks=to_size.again(fitted.stored())).stem.out_features == 6  # type: ignore

@@ -172,6 +172,7 @@ def test_groups_of_a_convolution_lose_equally_many() -> None:
 
 
 def test_smaller_goals_take_more_of_the_same_order() -> None:
+    """Of goals close to each other, the larger one may have other units back than the smaller one; these are far apart."""
     model, x = noisy(ZOO["resnet-basic"][0]()), ZOO["resnet-basic"][1]()
     ranking = Ranking(model, x)
     found = [ranking.at({"parameters": share}) for share in (1.0, 0.8, 0.6, 0.4, 0.2)]
