@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -25,6 +27,9 @@ for each."""
 BATCHES = 4
 """Batches on which losses are compared."""
 
+THEN = {"off": "it is off", "rising": "its rates begin at 0 and rise to their own in two thirds of the training"}
+ELSEWHERE = "What draws there is in no dropout layer of torch.nn, so it can't be turned down"
+
 _DRAWN = (BernoulliDropout, GaussianDropout)
 _RATES: dict[type[nn.Module], str] = {
     **dict.fromkeys(_DRAWN, "p"),
@@ -42,6 +47,11 @@ class Rates:
         found = ((module, name) for module in model.modules() for kind, name in _RATES.items() if isinstance(module, kind))
         self._own = [(module, name, rate) for module, name in found if (rate := float(getattr(module, name))) > 0]
         self._share = 1.0
+
+    @property
+    def any(self) -> bool:
+        """Whether a module has a rate above 0."""
+        return bool(self._own)
 
     def set(self, share: float) -> bool:
         """Give each module this share of its own rate; returns whether it had another one."""
@@ -74,34 +84,31 @@ def settle_dropout(work: Work) -> tuple[str, tuple[str, bool] | None]:
     and steps from there would have to teach the network dropout again before anything else. It is "rising" if the network
     draws its dropout in predictions, too, and has to bear it; else "off".
     """
-    asked = work.settings.dropout
+    asked, named = work.settings.dropout, f"{work.section}.dropout"
+    layers, draws = Rates(work.model).any, any(isinstance(module, _DRAWN) for module in work.model.modules())
+    if asked in ("off", "rising") and not layers:
+        return asked, (f"{named}: {asked} changes nothing, as the model has no dropout layer of torch.nn", False)
+    if asked == "off" and draws:
+        return asked, (f"{named}: off does not prepare for the dropout that predictions draw; rising does", False)
     if asked != "auto":
         return asked, None
     try:
-        found = _losses(work, work.model)
-        dense = None if work.reference is None else _losses(work, work.reference)
+        found = _losses(work, work.model, ("none", "on"), layers)
+        dense = None
+        if found["on"] - found["none"] > MORE and work.reference is not None:
+            dense = _losses(work, work.reference, ("none", "on"), layers)
+        if not _far(found, "on", dense):
+            return broadcast(("on", None))
+        zero = _losses(work, work.model, ("zero",), layers)
     except Exception:  # from the user's model or data: training will meet it too, and explain it
         return broadcast(("on", None))
-    return broadcast(_choice(work, found, dense))
-
-
-def _choice(work: Work, found: dict[str, float], dense: dict[str, float] | None) -> tuple[str, tuple[str, bool] | None]:
-    if not _far(found, "on", dense):
-        return "on", None
-    section, draws = work.section, any(isinstance(module, _DRAWN) for module in work.model.modules())
-    line = f"{section}.dropout: the network's loss is {found['on']:.2g} with dropout and {found['none']:.2g} without"
+    line = f"{named}: the network's loss is {found['on']:.2g} with dropout and {found['none']:.2g} without"
     if dense is not None:
         line += f" (the dense network's: {dense['on']:.2g} and {dense['none']:.2g})"
-    if _far(found, "zero", dense):
-        return "on", (
-            f"{line}, so training begins by unlearning. What draws there is in no dropout layer of torch.nn, so it can't be "
-            "turned down",
-            False,
-        )
-    how, then = "off", "it is off"
-    if draws:
-        how, then = "rising", "its rates begin at 0 and rise to their own in two thirds of the training"
-    return how, (f"{line}, so {then} (auto; --set {section}.dropout=on keeps it)", True)
+    if _far(found | zero, "zero", dense):
+        return broadcast(("on", (f"{line}, so training begins by unlearning. {ELSEWHERE}", False)))
+    how = "rising" if draws else "off"
+    return broadcast((how, (f"{line}, so {THEN[how]} (auto; --set {named}=on keeps it)", True)))
 
 
 def _far(found: dict[str, float], which: str, dense: dict[str, float] | None) -> bool:
@@ -112,18 +119,18 @@ def _far(found: dict[str, float], which: str, dense: dict[str, float] | None) ->
 
 
 @torch.no_grad()
-def _losses(work: Work, model: nn.Module) -> dict[str, float]:
+def _losses(work: Work, model: nn.Module, names: Sequence[str], layers: bool) -> dict[str, float]:
     """Mean losses of the same batches: in `eval()` ("none"), with all that draws but variational layers ("on"), and with that
-    but dropout layers at rate 0 ("zero")."""
+    but dropout layers at rate 0 ("zero"). layers: whether there are any; one batch shows if something else draws."""
     size, order, losses = work.settings.batch_size, mix(work.seed, "dropout"), dict[str, float]()
     batches = work.examples.batches(size, shuffle=order, device=work.device)
-    held = [batch for _, batch in zip(range(BATCHES), batches, strict=False)]
+    held = [batch for _, batch in zip(range(BATCHES if layers else 1), batches, strict=False)]
     place = next(model.parameters()).device
     try:
         with as_it_was(model.to(work.device), True), Rates(model) as rates, work.autocast(), work.right:
-            for name, share in (("none", 0.0), ("on", 1.0), ("zero", 0.0)):
+            for name in names:
                 _prepare(model, name != "none")
-                rates.set(share)
+                rates.set(1.0 if name == "on" else 0.0)
                 seed_everything(work.seed, "dropout", name)
                 losses[name] = sum(float(work.loss(call(model, x), y)) for x, y in held) / len(held)
     finally:

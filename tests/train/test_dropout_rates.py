@@ -90,7 +90,7 @@ def test_the_rates_of_each_step(how, rates):
 
     assert trained(model, how, loss) == []
     assert seen[-12:] == pytest.approx(rates) and model[0].p == 0.2
-    assert len(seen) == (12 if how != "auto" else 12 + 3 * 2)  # two batches in each of three ways
+    assert len(seen) == (12 if how != "auto" else 12 + 2 * 2)  # both batches with and without dropout
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,26 @@ def test_dropout_in_a_function_is_told_and_left():
     assert not settled and "training begins by unlearning" in line and "no dropout layer of torch.nn" in line
     trained(by_hand, "on")
     assert states_equal(model, by_hand)
+
+
+def test_a_network_without_dropout_is_looked_at_once():
+    model, seen = nn.Linear(WIDTH, 2), []
+    assert trained(model, "auto", lambda output, y: seen.append(model.training) or F.cross_entropy(output, y)) == []
+    assert seen == [False, True] + [True] * 12
+
+
+@pytest.mark.parametrize("how", ["off", "rising"])
+def test_a_setting_without_effect_is_told(how):
+    """Also if a rate is 0."""
+    for model in (nn.Linear(WIDTH, 2), network(dropout=nn.Dropout(0.0)), InAFunction(network())):
+        ((line, settled),) = trained(model, how)
+        assert not settled and line == f"recover.dropout: {how} changes nothing, as the model has no dropout layer of torch.nn"
+
+
+def test_training_without_the_dropout_of_predictions_is_told():
+    ((line, settled),) = trained(network(dropout=BernoulliDropout(0.2)), "off")
+    assert not settled and line == "recover.dropout: off does not prepare for the dropout that predictions draw; rising does"
+    assert trained(network(dropout=BernoulliDropout(0.2)), "rising") == []
 
 
 def test_looking_changes_nothing():
