@@ -39,7 +39,7 @@ from models import crepe
 from real_nets_figures import beside, noise_figures, pitch_figures, yield_figures
 from real_nets_start import dense_weights, epochs_of_start
 from real_nets_table import table
-from real_peers import PEERS, Way, file_of, peers_of, train
+from real_peers import PEERS, Way, dropout_of, file_of, peers_of, train
 from real_table import asked, epochs_of, kept_of
 from safetensors.torch import load_file, save_file
 from slices import UNFINISHED, Slice, sparsified
@@ -238,6 +238,7 @@ def setting(opened: OpenRun, device: torch.device) -> dict[str, Any]:
         "loss": recipe.loss.name,
         "posterior": recipe.convert.posterior,
         "dropout": recipe.convert.dropout,
+        "recover_dropout": dropout_of(opened),
         "norms": recipe.recover.norms,
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),

@@ -78,6 +78,8 @@ def table(results: dict[str, Any]) -> str:
             lines += ["- batch normalisation keeps its running statistics in recovery, every row (`recover.norms=keep`)"]
         if made.get("dropout") == "draw":
             lines += ["- our network's own dropout draws beside its weights (`convert.dropout=draw`)"]
+        if (how := made.get("recover_dropout", "on")) != "on":
+            lines += [f"- dropout in recovery, ours and that of all others that train: {how}"]
         shared = f", {distilled(one['nets'])}" if made["distill"] and "recovery" in made else ""
         lines += [f"- distillation {made['distill']:g}{shared}{'' if 'loss' not in made else ', loss ' + made['loss']}"]
         if layers := made.get("layers"):
