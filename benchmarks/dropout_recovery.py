@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from mnist import HERE, machine, read, write
+from real_peers import dropout_told
 from torch import Tensor
 
 from svdcompress.pipeline import open_run, run
@@ -45,7 +46,7 @@ SETTINGS = [
 
 
 def judged(dense: int, rate: float, epochs: int, seed: int, how: str) -> tuple[Tensor, Tensor, str]:
-    """Which test digits a recovered network gets wrong, their negative log likelihoods (N,), and the run's note on dropout."""
+    """Which test digits a recovered network gets wrong, their negative log likelihoods (N,), and what "auto" has chosen."""
     more = [f"model.args.p={rate}", f"dense.epochs={dense}", f"recover.epochs={epochs}", f"seed={seed}"]
     more.append(f"recover.dropout='{how}'")
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +54,7 @@ def judged(dense: int, rate: float, epochs: int, seed: int, how: str) -> tuple[T
         results = run(load_recipe(None, [*SETTINGS, *more]), out, quiet=True)
         opened = open_run(out, trust_code=True)
         wrong, nll, _ = losses(opened.model, opened.data.test, "classification")
-    return wrong.double(), nll.double(), next((line for line in results["notes"] if line.startswith("recover.dropout:")), "")
+    return wrong.double(), nll.double(), dropout_told(results["notes"])
 
 
 def table(results: dict[str, Any]) -> str:
@@ -97,8 +98,7 @@ def main() -> None:
             found["arms"][arm] = {"nll": float(means[arm].mean()), "error": 100 * float(wrong.mean())}
             less = means[arm] - means["on"]
             found["arms"][arm]["less"] = [float(less.mean()), *paired_means(less)]
-        for *_, note in each:  # of "auto", the last arm
-            how = "rising" if "rise to their own" in note else "off" if "so it is off" in note else "on"
+        for *_, how in each:  # of "auto", the last arm
             found["chose"][how] = found["chose"].get(how, 0) + 1
         results = read(RESULTS) | {name: found}
         write(RESULTS, results)

@@ -280,9 +280,14 @@ def train(model: nn.Module, opened: OpenRun, way: Way, name: str, file: Path, sl
 def dropout_of(opened: OpenRun) -> str:
     """How dropout was treated in the run's recovery ("on", "off" or "rising"), and so in that of its peers."""
     asked = opened.recovery.dropout
-    said = next((line for line in opened.results["notes"] if line.startswith("recover.dropout:")), "")
+    return asked if asked != "auto" else dropout_told(opened.results["notes"])
+
+
+def dropout_told(notes: list[str]) -> str:
+    """What `recover.dropout: auto` has chosen, by a run's notes."""
+    said = next((line for line in notes if line.startswith("recover.dropout:")), "")
     left = {"rise to their own": "rising", "so it is off": "off"}
-    return asked if asked != "auto" else next((how for words, how in left.items() if words in said), "on")
+    return next((how for words, how in left.items() if words in said), "on")
 
 
 def file_of(folder: Path, run: str, peer: str, end: str = "") -> Path:
