@@ -149,6 +149,20 @@ def test_the_file_of_a_trial_holds_what_the_runs_own_will(monkeypatch, measure):
     assert not {"Div", "TopK"} & seen["dense"]
 
 
+def test_of_files_that_are_only_measured_the_dense_one_is_verified(monkeypatch):
+    """Once is enough to know early that a model cannot be exported."""
+    verified, write = [], _measure.export_onnx
+    monkeypatch.setattr(
+        _measure, "export_onnx", lambda *given, **more: verified.append(more["verify"]) or write(*given, **more)
+    )
+    recipe = load_recipe("digits", ["search.goal=bytes=2x"])
+    model, data = torch.nn.Linear(64, 10), open_data(recipe.data, recipe.task)
+    measure = Measure("bytes", recipe, data, torch.zeros(2, 64))
+    measure.of(dense=model, small=model)
+    measure.of(dense=model, small=model)
+    assert verified == [True, False, False]
+
+
 def test_a_file_that_became_slower_than_the_goal_is_told():
     dense = {"costs": {"latency": 8.0}}
     found = {"objective": "latency", "goal": "latency=2x", "reached": True, "dense": dense, "measured": {"batches": [1, 128]}}
