@@ -53,7 +53,7 @@ def _asked(work: Work, teacher: Teacher) -> InMemory | None:
     shown = nullcontext() if work.bars is None else work.bars.working("teacher", stays=False)
     with shown, work.autocast(), work.right:
         for inputs, _ in work.examples.batches(work.settings.batch_size, device=work.device):
-            answer = _plain(teacher.answer(inputs))
+            answer = plain(teacher.answer(inputs))
             if not parts and not _can_be_kept(teacher, answer, inputs, len(work.examples)):
                 return None
             parts.append(answer)
@@ -64,7 +64,7 @@ def _asked(work: Work, teacher: Teacher) -> InMemory | None:
     return InMemory(rows, torch.empty(len(work.examples), device=work.device))
 
 
-def _plain(output: Any) -> Any:
+def plain(output: Any) -> Any:
     """The main output of an output with names; any other, such as a tensor or a tuple of tensors, as it is."""
     named = hasattr(output, "keys") or is_dataclass(output)
     return main_output(output) if named else output
@@ -81,7 +81,7 @@ def _can_be_kept(teacher: Teacher, answer: Any, inputs: Any, count: int) -> bool
         return False
     some = max(1, size // 2)
     try:
-        again = _plain(teacher.answer(map_tensors(inputs, lambda tensor: tensor[:some].flip(0))))
+        again = plain(teacher.answer(map_tensors(inputs, lambda tensor: tensor[:some].flip(0))))
     except (RuntimeError, ValueError, ModelError):  # the teacher takes only batches of one size, or rows in one order
         return False
     return not rows_differ(answer, again, (size, some), SAME, backwards=True)

@@ -25,6 +25,7 @@ from svdcompress.train._standing import Row, Standing
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._steps import Steps
 from svdcompress.train._together import in_all
+from svdcompress.train._views import Views
 from svdcompress.train._work import Work
 
 
@@ -40,6 +41,7 @@ def train_epoch(
     steps: Steps,
     standing: Standing,
     answers: InMemory | None,
+    views: Views | None,
     rates: Rates,
     *,
     look_every: int,
@@ -47,22 +49,26 @@ def train_epoch(
 ) -> Row | Rewind:
     """Train one epoch and return its figures.
 
-    answers: examples with the teacher's outputs as inputs (None: it is run in each step). rates: those of the model's dropout.
-    look_every: batches between checks of the loss. rewinds: whether the fit can repeat the epoch to check each batch.
+    answers: examples with the teacher's outputs as inputs; views: keep them, batch by batch (both None: the teacher is run in
+    each step). rates: those of the model's dropout. look_every: batches between checks of the loss. rewinds: whether the fit
+    can repeat the epoch to check each batch.
 
     Raises NotFinite, Interrupted, and DataError if there is no batch.
     """
     train_mode(work, standing.keeps_norms)
     epoch, settings, device, world = standing.epoch, work.settings, work.device, work.world
     seed_everything(work.seed, work.stage, epoch, "noise", work.rank)
-    order = mix(work.seed, work.stage, epoch, "order")
     losses, nlls, kls = [], [], []
     per_step = settings.batch_size * world
     batches = max(1, math.ceil(len(work.examples) / per_step))
     group = 0  # batches since the last step
-    parts = {"shuffle": order, "rank": work.rank, "world": world, "device": device}
-    known = repeat((None, None)) if answers is None else answers.batches(settings.batch_size, **parts)
-    stream = zip(work.examples.batches(settings.batch_size, **parts), known)  # noqa: B905 (one may be endless)
+    parts = {"rank": work.rank, "world": world, "device": device}
+    if views is not None:
+        stream = views.batches(epoch, check_every=look_every, **parts)
+    else:
+        parts["shuffle"] = mix(work.seed, work.stage, epoch, "order")
+        known = repeat((None, None)) if answers is None else answers.batches(settings.batch_size, **parts)
+        stream = zip(work.examples.batches(settings.batch_size, **parts), known)  # noqa: B905 (one may be endless)
     marked = _final_known(stream) if settings.accumulate > 1 else ((batch, True) for batch in stream)
     for index, (((x, y), (answer, _)), final) in enumerate(marked):
         where = epoch + index / batches
