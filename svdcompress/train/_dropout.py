@@ -28,7 +28,7 @@ BATCHES = 4
 """Batches on which losses are compared."""
 
 THEN = {"off": "it is off", "rising": "its rates begin at 0 and rise to their own in two thirds of the training"}
-ELSEWHERE = "What draws there is in no dropout layer of torch.nn, so it can't be turned down"
+ELSEWHERE = "What draws there has no rate that is known (as dropout layers have, and DropPath), so it can't be turned down"
 
 _DRAWN = (BernoulliDropout, GaussianDropout)
 _RATES: dict[type[nn.Module], str] = {
@@ -39,12 +39,19 @@ _RATES: dict[type[nn.Module], str] = {
 }
 """Attributes that hold a dropout rate, by the class of the module that reads them in each pass."""
 
+_NAMES = ("drop_prob", "dropout_prob", "dropout_p", "dropout", "attention_dropout", "activation_dropout")
+"""Attributes of modules from elsewhere that are a rate if they hold a float: of stochastic depth in timm and transformers
+(DropPath), and of dropout in a function, as in transformers."""
+
+_STOCHASTIC_DEPTH = "StochasticDepth"
+"""The class of torchvision whose rate is `p`; a name, as torchvision may not be installed."""
+
 
 class Rates:
     """The dropout rates of a model, which can be set to a share of themselves; as a context manager, they are restored."""
 
     def __init__(self, model: nn.Module) -> None:
-        found = ((module, name) for module in model.modules() for kind, name in _RATES.items() if isinstance(module, kind))
+        found = ((module, name) for module in model.modules() for name in _rates_of(module))
         self._own = [(module, name, rate) for module, name in found if (rate := float(getattr(module, name))) > 0]
         self._share = 1.0
 
@@ -69,6 +76,13 @@ class Rates:
         self.set(1.0)
 
 
+def _rates_of(module: nn.Module) -> set[str]:
+    """The names of the attributes that hold a dropout rate of this module, not of those inside it."""
+    names = {name for kind, name in _RATES.items() if isinstance(module, kind)}
+    names |= {name for name in _NAMES if isinstance(getattr(module, name, None), float)}
+    return names | ({"p"} if type(module).__name__ == _STOCHASTIC_DEPTH else set())
+
+
 def share_of_rates(how: str, done: float) -> float:
     """The share of their own rates that dropout layers have. how: "on", "off" or "rising". done: share of the training done."""
     if how == "rising":
@@ -87,7 +101,7 @@ def settle_dropout(work: Work) -> tuple[str, tuple[str, bool] | None]:
     asked, named = work.settings.dropout, f"{work.section}.dropout"
     layers, draws = Rates(work.model).any, any(isinstance(module, _DRAWN) for module in work.model.modules())
     if asked in ("off", "rising") and not layers:
-        return asked, (f"{named}: {asked} changes nothing, as the model has no dropout layer of torch.nn", False)
+        return asked, (f"{named}: {asked} changes nothing, as no module of the model has a dropout rate that is known", False)
     if asked == "off" and draws:
         return asked, (f"{named}: off does not prepare for the dropout that predictions draw; rising does", False)
     if asked != "auto":

@@ -1,10 +1,13 @@
 """Dropout in further training: the rates of each step, and whether a network still bears dropout."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from transformers.models.convnext.modeling_convnext import ConvNextDropPath
 
 import svdcompress as svdc
 from svdcompress.errors import Interrupted, ModelError
@@ -61,14 +64,61 @@ def states_equal(one, other):
     return all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_step_without_dropout_is_that_by_hand():
-    model, by_hand, examples = network(), network().eval(), data()
+class StochasticDepth(nn.Module):
+    """As torchvision's."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.p, self.mode = p, "row"
+
+    def forward(self, x):
+        if not self.training or self.p == 0:
+            return x
+        return x * torch.bernoulli(torch.full((len(x), 1), 1 - self.p)) / (1 - self.p)
+
+
+class ByAFloat(nn.Module):
+    """As in attention of transformers: a rate that a function is given."""
+
+    def __init__(self, rate, name):
+        super().__init__()
+        self.name = name
+        setattr(self, name, rate)
+
+    def forward(self, x):
+        return F.dropout(x, getattr(self, self.name), self.training)
+
+
+ELSEWHERE = [
+    (StochasticDepth, "p"),
+    (ConvNextDropPath, "drop_prob"),
+    (partial(ByAFloat, name="dropout"), "dropout"),
+    (partial(ByAFloat, name="attention_dropout"), "attention_dropout"),
+]
+"""Modules that torch.nn does not have, and the attribute that holds their rate."""
+
+
+@pytest.mark.parametrize(("dropout", "name"), [(nn.Dropout, "p"), *ELSEWHERE])
+def test_a_step_without_dropout_is_that_by_hand(dropout, name):
+    model, by_hand, examples = network(dropout=dropout(0.2)), network().eval(), data()
     settings = Training(epochs=1, batch_size=COUNT, optimizer="sgd", momentum=0.0, lr=0.1, dropout="off")
     fit(model, examples, make_loss(LossSection()), settings, device="cpu")
     x, y = next(iter(examples.batches(COUNT)))
     F.cross_entropy(by_hand(x), y).backward()
     torch.testing.assert_close(model[1].weight, by_hand[1].weight - 0.1 * by_hand[1].weight.grad, atol=1e-6, rtol=1e-5)
-    assert model[0].p == 0.2
+    assert getattr(model[0], name) == 0.2
+
+
+def test_rates_are_found_once_and_only_where_they_are_floats():
+    layers = [nn.MultiheadAttention(4, 2, dropout=0.1), nn.LSTM(4, 4, 2, dropout=0.3), StochasticDepth(0.4)]
+    other = nn.Linear(2, 2)
+    other.dropout, other.p = nn.Dropout(0.5), 0.9  # a module inside, and a number that means something else
+    rates = Rates(nn.ModuleList([*layers, other]))
+    assert sorted(rate for _, _, rate in rates._own) == [0.1, 0.3, 0.4, 0.5]
+    rates.set(0.5)
+    assert (layers[0].dropout, layers[1].dropout, layers[2].p, other.dropout.p, other.p) == (0.05, 0.15, 0.2, 0.25, 0.9)
+    rates.set(1.0)
+    assert (layers[0].dropout, layers[1].dropout, layers[2].p, other.dropout.p) == (0.1, 0.3, 0.4, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +145,13 @@ def test_the_rates_of_each_step(how, rates):
 
 @pytest.mark.parametrize(
     ("dropout", "epochs", "how"),
-    [(nn.Dropout, 6, "off"), (nn.AlphaDropout, 3, "off"), (BernoulliDropout, 6, "rising"), (GaussianDropout, 2, "rising")],
+    [
+        (nn.Dropout, 6, "off"),
+        (nn.AlphaDropout, 3, "off"),
+        (partial(ByAFloat, name="dropout_p"), 6, "off"),
+        (BernoulliDropout, 6, "rising"),
+        (GaussianDropout, 2, "rising"),
+    ],
 )
 def test_auto_begins_without_dropout_where_a_network_leans_on_single_inputs(dropout, epochs, how):
     """A network that draws its dropout in predictions has to learn it again."""
@@ -133,7 +189,7 @@ def test_a_network_is_compared_with_the_dense_one():
 def test_dropout_in_a_function_is_told_and_left():
     model, by_hand = InAFunction(network(leans=True)), InAFunction(network(leans=True))
     ((line, settled),) = trained(model)
-    assert not settled and "training begins by unlearning" in line and "no dropout layer of torch.nn" in line
+    assert not settled and "training begins by unlearning" in line and "no rate that is known" in line
     trained(by_hand, "on")
     assert states_equal(model, by_hand)
 
@@ -149,7 +205,10 @@ def test_a_setting_without_effect_is_told(how):
     """Also if a rate is 0."""
     for model in (nn.Linear(WIDTH, 2), network(dropout=nn.Dropout(0.0)), InAFunction(network())):
         ((line, settled),) = trained(model, how)
-        assert not settled and line == f"recover.dropout: {how} changes nothing, as the model has no dropout layer of torch.nn"
+        assert (
+            not settled
+            and line == f"recover.dropout: {how} changes nothing, as no module of the model has a dropout rate that is known"
+        )
 
 
 def test_training_without_the_dropout_of_predictions_is_told():
