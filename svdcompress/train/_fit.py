@@ -15,7 +15,7 @@ from svdcompress.likelihoods import Likelihood, Loss, likelihood_for
 from svdcompress.objective import ELBO, Schedule
 from svdcompress.recipe import Distillation, Training
 from svdcompress.relevance import Masks
-from svdcompress.sources import Examples, InMemory
+from svdcompress.sources import Examples
 from svdcompress.train._device import accelerate_kept, make_accelerator
 from svdcompress.train._distill import Teacher
 from svdcompress.train._gradients import means_alone
@@ -43,7 +43,7 @@ def fit(
     teacher: nn.Module | None = None,
     reference: nn.Module | None = None,
     distill: Distillation | None = None,
-    held: dict[Any, InMemory | None] | None = None,
+    held: dict[Any, Any] | None = None,
     student: nn.Module | None = None,
     outputs_kept: Mapping[str, Sequence[int]] | None = None,
     task: str | Likelihood = "classification",

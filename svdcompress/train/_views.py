@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,12 +24,12 @@ Batch = tuple[tuple[Any, Tensor], tuple[Any, None]]
 
 
 class Views:
-    """Batches in the order and with the augmentation of the epoch `distill.views` epochs ago, each with the teacher's outputs,
-    which are kept (fast knowledge distillation: Shen & Xing 2022, arXiv 2112.01528).
+    """Batches of a few fixed epochs ("views": an order and an augmentation each) in turn, with the teacher's outputs, which are
+    kept (fast knowledge distillation: Shen & Xing 2022, arXiv 2112.01528).
 
-    What is drawn while a batch is read depends only on (seed, stage, epoch modulo views, rank) and the number of the batch, so
-    a fit that resumes gets the same batches. Kept outputs are those of the very same batch: that they are forgotten, as in a
-    fit that resumes, changes nothing but the time.
+    What is drawn while a batch is read depends only on (seed, view, rank) and the number of the batch, so a fit that resumes
+    gets the same batches, and other fits of the run share the views (`Work.held`); the stage decides which comes first. Kept
+    outputs are those of the very same batch: that they are forgotten, as in a fit that resumes, changes nothing but the time.
 
     If a batch does not come again as it was, because the data draw from generators of their own, or if the teacher's outputs
     take too much memory or change from call to call, the teacher is run in each step; `Work.on_note` is told.
@@ -37,19 +38,22 @@ class Views:
     def __init__(self, work: Work) -> None:
         assert work.teacher is not None
         self._work, self._teacher, self._count = work, work.teacher, work.teacher.settings.views
-        self._kept: dict[tuple[int, int], tuple[Any, Tensor]] | None = {}
+        self._first = first_view(work.stage, self._count)
+        same = ("views", work.settings.batch_size, work.accelerator.mixed_precision, work.compiled)
+        self._kept: dict[tuple[int, int], tuple[Any, Tensor]] | None
+        self._kept = {} if work.held is None else work.held.setdefault(same, {})
         self._tried = False
 
     def batches(self, epoch: int, *, check_every: int, **parts: Any) -> Iterator[Batch]:
         """The batches of an epoch and the teacher's outputs. check_every: batches between checks that one has come again.
         parts: those of `Examples.batches`, but for `shuffle`."""
-        work, view = self._work, epoch % self._count
-        parts["shuffle"] = mix(work.seed, work.stage, view, "order")
+        work, view = self._work, (self._first + epoch) % self._count
+        parts["shuffle"] = mix(work.seed, "view", view)
         stream = iter(work.examples.batches(work.settings.batch_size, **parts))
         index = 0
         while True:
             with generators_kept():  # the network's noise does not depend on what the data draw
-                seed_everything(work.seed, work.stage, view, "view", index, work.rank)
+                seed_everything(work.seed, "view", view, index, work.rank)
                 batch = next(stream, None)
             if batch is None:
                 return
@@ -97,7 +101,10 @@ class Views:
         return None
 
     def _stop(self, why: str) -> None:
-        self._kept, work = None, self._work
+        work = self._work
+        if self._kept is not None:
+            self._kept.clear()
+        self._kept = None
         if work.on_note is not None:
             named = f"{work.section}.distill.views"
             work.on_note(f"{named}: {why}, so the teacher is run in each step, and no time is saved (--set {named}=0)", False)
@@ -110,10 +117,15 @@ def views_of(work: Work, known: bool) -> Views | None:
         return None
     if teacher.layers is None:
         if work.settings.epochs <= teacher.settings.views:
-            _tell(work, f"no epoch comes again in {work.settings.epochs} epochs, so no time is saved")
+            _tell(work, f"no epoch comes again in {work.settings.epochs} epochs, so only the trials of a search save time")
         return Views(work)
     _tell(work, "it changes nothing, as distill.layers needs the teacher in each step")
     return None
+
+
+def first_view(stage: str, count: int) -> int:
+    """The view that a stage begins with: a fixed one, so that stages of few epochs do not all have the same ones."""
+    return random.Random(stage).randrange(count)
 
 
 def _tell(work: Work, what: str) -> None:

@@ -16,7 +16,7 @@ from svdcompress.likelihoods import Loss
 from svdcompress.objective import ELBO
 from svdcompress.recipe import Training
 from svdcompress.relevance import Masks
-from svdcompress.sources import Examples, InMemory
+from svdcompress.sources import Examples
 from svdcompress.train._distill import Teacher
 from svdcompress.train._progress import Bars
 from svdcompress.train._state import StateFile, mix
@@ -39,7 +39,7 @@ class Work:
     elbo: ELBO | None
     teacher: Teacher | None
     reference: nn.Module | None
-    held: dict[Any, InMemory | None] | None
+    held: dict[Any, Any] | None
     lr_log_sigma2: float | None
     noise: bool
     masks: Callable[[nn.Module], Masks] | None

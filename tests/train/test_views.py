@@ -69,8 +69,8 @@ class Counted(nn.Module):
 
 
 def trained(student, teacher, distill, data=None, epochs=5, said=None, **more):
-    fields = {name: more.pop(name) for name in ("accumulate",) if name in more}
-    settings = Training(epochs=epochs, batch_size=BATCH, lr=1e-2, schedule={"name": "constant"}, **fields)
+    fields = {"batch_size": BATCH} | {name: more.pop(name) for name in ("accumulate", "batch_size") if name in more}
+    settings = Training(epochs=epochs, lr=1e-2, schedule={"name": "constant"}, **fields)
     more = {"device": "cpu", "on_note": lambda line, settled: (said if said is not None else []).append((line, settled))} | more
     fit(student, data or examples(), LOSS, settings, teacher=teacher, distill=distill, **more)
     return student
@@ -97,7 +97,8 @@ def by_hand(batches, targets, teacher, orders, accumulate=1):
 
 
 def orders(epochs, views):
-    seeds = [mix(0, "train", epoch % views if views else epoch, "order") for epoch in range(epochs)]
+    first = _views.first_view("train", max(views, 1))
+    seeds = [mix(0, "view", (first + epoch) % views) if views else mix(0, "train", epoch, "order") for epoch in range(epochs)]
     return [torch.randperm(COUNT, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
 
 
@@ -163,6 +164,25 @@ def test_a_stopped_fit_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     teacher = Counted(net(5))
     assert torch.equal(weights(trained(net(), teacher, soft(2), state=tmp_path / "parts.pt")), whole)
     assert teacher.asked == 2 * COUNT + BATCH  # epoch 4 is the second view, epoch 5 the first: both are new to this process
+
+
+def test_fits_of_one_run_share_their_views():
+    """As the trials of a search do; where each begins, and so its training, does not depend on what is kept already."""
+    held, teacher, alone = {}, Counted(net(5)), []
+    stages = ("recover-1", "recover-2", "recover-3")
+    assert len({_views.first_view(stage, 3) for stage in stages}) > 1
+    for stage in stages:
+        student, other = Watched(net()), Watched(net())
+        trained(student, teacher, soft(3), epochs=3, stage=stage, held=held)
+        trained(other, net(5), soft(3), epochs=3, stage=stage)
+        assert torch.equal(weights(student), weights(other))
+        alone.append(epochs_of(student.seen))
+    assert teacher.asked == 3 * COUNT + BATCH
+    views = [sorted(float(epoch.sum()) for epoch in epochs) for epochs in alone]
+    assert views[0] == pytest.approx(views[1], rel=1e-5) == views[2]  # the same three, in turn
+    assert len({float(epochs[0].sum()) for epochs in alone}) > 1  # but they begin with different ones
+    trained(net(), teacher, soft(3), epochs=3, held=held, batch_size=20)
+    assert teacher.asked == 3 * COUNT + BATCH + 3 * 60 + 20  # other batches; a last one of one example is left out
 
 
 class Shaky(Dataset):
@@ -241,7 +261,7 @@ def test_outputs_that_just_fit_are_kept(monkeypatch):
 
 def test_a_setting_that_changes_nothing_is_told():
     for distill, epochs, why in (
-        (soft(3), 3, "no epoch comes again in 3 epochs"),
+        (soft(3), 3, "no epoch comes again in 3 epochs, so only the trials"),
         (soft(2, layers=1.0), 3, "it changes nothing, as distill.layers needs the teacher in each step"),
     ):
         said, teacher = [], Counted(net(5))
@@ -264,6 +284,7 @@ def test_processes_take_their_parts_of_a_view():
         settings = Training(epochs=4, batch_size=BATCH)
         teacher = SimpleNamespace(settings=soft(2), answer=net(5), layers=None)
         more = {"seed": 0, "stage": "train", "section": "train", "rank": rank, "world": 2, "on_note": None}
+        more |= {"held": None, "compiled": False, "accelerator": SimpleNamespace(mixed_precision="no")}
         work = SimpleNamespace(examples=examples(), settings=settings, teacher=teacher, right=nullcontext(), **more)
         work.autocast = nullcontext
         views = _views.views_of(work, False)
