@@ -29,6 +29,7 @@ from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
 from svdcompress.train._threads import Trial, choosing, fastest
 from svdcompress.train._together import gathered, in_all, meet
+from svdcompress.train._views import epochs_asked
 
 __all__ = [
     "Bars",
@@ -44,6 +45,7 @@ __all__ = [
     "broadcast_weights",
     "choosing",
     "distances",
+    "epochs_asked",
     "evaluate",
     "factors",
     "fastest",

@@ -120,6 +120,8 @@ def fit(
         learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
         if distill.layers:
             learnt.layers = Layerwise(student or model, teacher, outputs_kept or {})
+    elif distill is not None and distill.views and on_note is not None:
+        on_note(f"{section}.distill.views: it changes nothing, as distill.weight is 0 and there is no teacher", False)
     work = Work(
         model,
         examples,

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from svdcompress.batch import generators_kept, map_tensors
-from svdcompress.train._ask import MOST_BYTES, SAME, plain
+from svdcompress.recipe import Distillation
+from svdcompress.sources import Examples
+from svdcompress.train._ask import MOST_BYTES, SAME, asks_once, plain
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._work import Work
 
@@ -108,6 +110,16 @@ class Views:
         if work.on_note is not None:
             named = f"{work.section}.distill.views"
             work.on_note(f"{named}: {why}, so the teacher is run in each step, and no time is saved (--set {named}=0)", False)
+
+
+def epochs_asked(examples: Examples, distill: Distillation) -> int | None:
+    """For how many epochs the teacher is run, in all fits of a run together, if its outputs can be kept; None: for each.
+
+    One if the examples do not change; else as many as there are views.
+    """
+    if asks_once(examples, distill):
+        return 1
+    return distill.views if distill.wanted and distill.views and not distill.layers else None
 
 
 def views_of(work: Work, known: bool) -> Views | None:
