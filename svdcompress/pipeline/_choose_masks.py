@@ -29,14 +29,14 @@ from svdcompress.relevance import Masks, as_masks, hold
 from svdcompress.search import CLOSE, Option, best_option, record
 from svdcompress.selection import Selection, limits_of, look_at
 from svdcompress.sources import Data
-from svdcompress.train import losses
+from svdcompress.train import computing, losses, resolved_precision
 
 EXAMPLES = 5000
 """The most training examples that mixtures are compared on."""
 
 FEW, SHARE = 1000, 0.1
 """If a trial cools for only a few epochs, mixtures are compared on this share of the examples that those epochs see, but on
-FEW at least. Each way is judged on them in float32: with more, a large model would need as long for that as for the cooling."""
+FEW at least. With more, a large model would need as long for judging each way as for the cooling."""
 
 
 MANY, FIRST, BEST = 4, 0.25, 3
@@ -92,8 +92,10 @@ def chosen_for(
     context: Context, data: Data, to_size: Ways, reconstructor: Reconstructor | None = None
 ) -> tuple[Way, dict[str, Any] | None]:
     """Like `chosen`, with the settings and the examples of a search's trial."""
-    count = compared_on(len(data.train), epochs_of(context.recipe.train, COOLING_EPOCHS))
-    return chosen(to_size, data, context.recipe.search.mixture, context.place.device, count, reconstructor)
+    recipe, device = context.recipe, context.place.device
+    count = compared_on(len(data.train), epochs_of(recipe.train, COOLING_EPOCHS))
+    precision = resolved_precision(recipe.recover.precision, device)
+    return chosen(to_size, data, recipe.search.mixture, device, count, reconstructor, precision)
 
 
 def chosen(
@@ -103,9 +105,11 @@ def chosen(
     device: Any,
     count: int = EXAMPLES,
     reconstructor: Reconstructor | None = None,
+    precision: str = "no",
 ) -> tuple[Way, dict[str, Any] | None]:
     """The way to take, and the record of the choice (None if there was none to make). count: examples to compare ways on.
-    reconstructor: fits the remaining weights to each cut; None: they stay as they are."""
+    reconstructor: fits the remaining weights to each cut; None: they stay as they are. precision: of the passes in which ways
+    are compared: that of the training which follows is enough, as all of them are rounded alike."""
     usual = to_size.usual()
     if setting == "off" or usual.free:
         return usual, None
@@ -129,7 +133,7 @@ def chosen(
         examples = Listening(examples, check)
         small = to_size.small if each * len(examples) > LONG else None
         with there(device, to_size.model):  # only here: pruning and export, for sizes, have their inputs on the CPU
-            return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small)
+            return option(to_size.model, way, examples, data, device, to_size.left, reconstructor, small, precision)
 
     if len(found) > MANY:
         few = some(train, round(FIRST * count))
@@ -162,14 +166,18 @@ def option(
     left: Masks | None = None,
     reconstructor: Reconstructor | None = None,
     small: Callable[[Masks], nn.Module | None] | None = None,
+    precision: str = "no",
 ) -> Option:
     """What a way loses on examples, untrained: reconstructed, or else with new normalization statistics (after reconstruction
     the old ones still fit, as outputs are as before). model: on `device`. left: the masks of what was left before. small: maps
-    masks to the pruned model, which computes less than the masked one (None: the masked one is used)."""
+    masks to the pruned model, which computes less than the masked one (None: the masked one is used). precision: of the passes
+    over the examples."""
     likelihood = likelihood_for(data.task, data.dim)
     with _cut(model, way.masks, data, device, left, reconstructor):
         asked = small(way.masks) if small is not None else None
-        first, second, numbers = losses(model if asked is None else asked.to(device), examples, likelihood, device=device)
+        judged = model if asked is None else asked.to(device)
+        with computing(precision, device, [judged]):
+            first, second, numbers = losses(judged, examples, likelihood, device=device)
     scale = 1.0 if likelihood.probabilities or data.target_scale is None else data.target_scale[1]
     metrics = likelihood.metrics(float(first.sum()), float(second.sum()), float(numbers.sum()), scale)
     return Option(way.name, way.size, float(metrics["nll"]), second / numbers.mean())

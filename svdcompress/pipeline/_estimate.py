@@ -17,7 +17,7 @@ from svdcompress.batch import call
 from svdcompress.calibrate import LOOKS, looked_at
 from svdcompress.convert import PlanEntry
 from svdcompress.errors import PruneError
-from svdcompress.layers import arranged_convolutions, variance_parameters, variational_layers
+from svdcompress.layers import variance_parameters, variational_layers
 from svdcompress.likelihoods import make_loss
 from svdcompress.objective import ELBO
 from svdcompress.pipeline._advice import advice, precision_taken, slow_precision, unpromised
@@ -43,10 +43,9 @@ from svdcompress.recipe import Distillation, Recipe, Training, parse_goal
 from svdcompress.search import CLOSE
 from svdcompress.selection import Ranking, rule
 from svdcompress.sources import Data, example_inputs, open_data
-from svdcompress.train import Reach, epochs_asked, find_place, make_optimizer, resolved_precision
+from svdcompress.train import Reach, computing, epochs_asked, find_place, make_optimizer, resolved_precision
 
 TRIAL_STEPS = 5
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 REST_SECONDS = 15.0
 """Seconds for pruning, export, measuring and the report, with a small model."""
@@ -170,7 +169,9 @@ def _seconds(
         measure, (levels, trials) = objective_of(recipe), levels_and_trials(recipe)
         shares = () if no_path(recipe, measure) else (LEVEL_EPOCHS, COOLING_EPOCHS)
         level, cooling = [epochs_of(train, share) for share in shares] or (0, 0)
-        choosing = CHOSEN * each * compared_on(len(data.train), epochs_of(train, COOLING_EPOCHS))
+        lower = resolved_precision(recover.precision, device)
+        passed = each if lower == "no" else _forward_seconds(dense, data, recipe, device, lower)
+        choosing = CHOSEN * passed * compared_on(len(data.train), epochs_of(train, COOLING_EPOCHS))
         trial = cooling * trains + recover.epochs * recovers + (choosing if settings.mixture == "auto" else 0.0)
         last = recovers * left_for(recipe, levels * level + trials * (cooling + recover.epochs))
         seconds["search"] = levels * level * trains + trials * trial + last
@@ -208,10 +209,11 @@ def _step_seconds(batches: Iterable[tuple[Any, Any]], step: Callable[[Any, Any],
 
 
 @torch.no_grad()
-def _forward_seconds(model: nn.Module, data: Data, recipe: Recipe, device: torch.device) -> float:
+def _forward_seconds(model: nn.Module, data: Data, recipe: Recipe, device: torch.device, precision: str = "no") -> float:
     """Seconds of a forward pass per example, in batches as large as those of training."""
     model, size = model.to(device).eval(), recipe.train.batch_size
-    seconds = _step_seconds(data.train.batches(size, device=device), lambda x, y: call(model, x), device)
+    with computing(precision, device, [model]):
+        seconds = _step_seconds(data.train.batches(size, device=device), lambda x, y: call(model, x), device)
     return seconds / min(size, len(data.train))
 
 
@@ -237,10 +239,9 @@ def _epoch_seconds(
     elbo = ELBO(model, lambda value: value, len(examples)) if layers and noise else (lambda value: value)
     precision = resolved_precision(settings.precision, device)
     called = [model] if teacher is None else [model, teacher.to(device).eval()]
-    right = arranged_convolutions(called if precision in AUTOCAST and device.type == "cpu" else [])
 
     def step(x: Any, y: Any) -> None:
-        with torch.autocast(device.type, AUTOCAST.get(precision), enabled=precision in AUTOCAST), right:
+        with computing(precision, device, called):
             output = elbo(loss(call(model, x), y))
             if teacher is not None:
                 with torch.no_grad():

@@ -22,6 +22,7 @@ from svdcompress.train._metrics import evaluate, losses, metrics_of
 from svdcompress.train._nonfinite import NotFinite
 from svdcompress.train._norms import norms
 from svdcompress.train._optim import LrFactor, make_optimizer, rate_of_log_sigma2
+from svdcompress.train._precision import computing
 from svdcompress.train._progress import Bars
 from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
 from svdcompress.train._shrink import shrink
@@ -44,6 +45,7 @@ __all__ = [
     "broadcast",
     "broadcast_weights",
     "choosing",
+    "computing",
     "distances",
     "epochs_asked",
     "evaluate",
