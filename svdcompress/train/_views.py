@@ -91,7 +91,8 @@ class Views:
         if not all(isinstance(each, Tensor) for each in tensors):
             return "the teacher's output is neither a tensor nor several"
         row = sum(each.numel() * each.element_size() for each in tensors) / work.settings.batch_size
-        size = row * len(work.examples) / work.world * min(self._count, work.settings.epochs)
+        views = min(self._count, work.settings.epochs) if work.held is None else self._count
+        size = row * len(work.examples) / work.world * views
         if size > MOST_BYTES:
             fit = int(self._count * MOST_BYTES / size)
             then = f" ({fit} would fit)" if fit else ""

@@ -257,6 +257,11 @@ def test_outputs_that_just_fit_are_kept(monkeypatch):
     teacher, said = Counted(net(5)), []
     trained(net(), teacher, soft(2), said=said)
     assert teacher.asked == 2 * COUNT + BATCH and not said
+    for held, kept in ((None, True), ({}, False)):  # other fits of the run would need the third view, too
+        said.clear()
+        trained(net(), net(5), soft(3), said=said, epochs=2, held=held)
+        assert any("no epoch comes again" in line for line, _ in said)
+        assert any("would take" in line for line, _ in said) != kept
 
 
 def test_a_setting_that_changes_nothing_is_told():
