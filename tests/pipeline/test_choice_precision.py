@@ -10,8 +10,10 @@ from test_ways import data_of, narrow, ways_of
 from torch import nn
 
 from svdcompress.layers import variational_layers
-from svdcompress.pipeline import _choose_masks
-from svdcompress.pipeline._choose_masks import chosen, chosen_for, option
+from svdcompress.pipeline import _choose_masks, estimate
+from svdcompress.pipeline._choose_masks import chosen, chosen_for, compared_on, option
+from svdcompress.pipeline._estimate import CHOSEN
+from svdcompress.pipeline._levels import COOLING_EPOCHS, epochs_of
 from svdcompress.pipeline._way import Way
 from svdcompress.recipe import load_recipe
 from svdcompress.relevance import as_masks
@@ -74,3 +76,22 @@ def test_it_is_that_of_the_recovery(monkeypatch: pytest.MonkeyPatch, setting: st
     context: Any = Mock(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")))
     chosen_for(context, SimpleNamespace(train=range(10)), None)  # type: ignore
     assert found == [precision]
+
+
+def test_a_plan_counts_the_choice_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def forward(model: Any, data: Any, recipe: Any, device: Any, precision: str = "no") -> float:
+        given.append(precision)
+        return 0.01 if precision == "no" else 0.001
+
+    monkeypatch.setattr("svdcompress.pipeline._estimate._forward_seconds", forward)
+    monkeypatch.setattr("svdcompress.pipeline._estimate._epoch_seconds", lambda *given, **more: 1.0)
+    found = {}
+    for precision in ("no", "bf16"):
+        more = ["search.goal='macs=2x'", "search.trials=2", f"recover.precision={precision}"]
+        found[precision] = estimate(load_recipe("digits", more))
+    saved = found["no"].seconds["search"] - found["bf16"].seconds["search"]
+    count = compared_on(found["no"].examples["train"], epochs_of(load_recipe("digits", []).train, COOLING_EPOCHS))
+    assert given == ["no", "no", "bf16"]
+    assert saved == pytest.approx(2 * CHOSEN * 0.009 * count)
