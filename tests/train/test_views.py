@@ -10,17 +10,16 @@ import numpy
 import pytest
 import torch
 from pydantic import ValidationError
+from test_answers import LOSS, Counted, net, weights
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from svdcompress.errors import Interrupted, RecipeError
-from svdcompress.likelihoods import make_loss
-from svdcompress.recipe import Distillation, LossSection, Training, load_recipe
+from svdcompress.recipe import Distillation, Training, load_recipe
 from svdcompress.sources import FromDataset, InMemory
 from svdcompress.train import _views, fit, mix
 
-LOSS = make_loss(LossSection())
 COUNT, BATCH = 61, 16
 STEPS = 4  # in an epoch
 
@@ -38,11 +37,6 @@ def examples(augment=shaken, count=COUNT):
     return InMemory(x, (x[:, 0] + x[:, 1] > 0).long(), augment)
 
 
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
-
-
 class Watched(nn.Module):
     """A student that notes the batches it is trained on."""
 
@@ -54,18 +48,6 @@ class Watched(nn.Module):
         if self.training:
             self.seen.append(x.clone())
         return self.inner(x)
-
-
-class Counted(nn.Module):
-    """A teacher that counts the examples it is asked about."""
-
-    def __init__(self, inner, form=lambda logits: logits):
-        super().__init__()
-        self.inner, self.form, self.asked = inner, form, 0
-
-    def forward(self, x):
-        self.asked += len(x)
-        return self.form(self.inner(x))
 
 
 def trained(student, teacher, distill, data=None, epochs=5, said=None, **more):
@@ -100,10 +82,6 @@ def orders(epochs, views):
     first = _views.first_view("train", max(views, 1))
     seeds = [mix(0, "view", (first + epoch) % views) if views else mix(0, "train", epoch, "order") for epoch in range(epochs)]
     return [torch.randperm(COUNT, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def epochs_of(seen):
