@@ -231,8 +231,6 @@ def compared(name: str, options: argparse.Namespace, slot: Slice, store: Callabl
     known["nets"] = nets
     if layers := opened.recovery.distill.layers:  # ours alone: which of the teacher's layers those of peers match is unknown
         small["layers"] = layers
-    if views := opened.recovery.distill.views:  # peers draw new batches in each epoch
-        small["views"] = views
     nets["ours"] = {**small, "seconds": search["seconds"], "trials": trials, "reached": search["reached"]} | kept_of(search)
     start, start_missed = figures(copy.deepcopy(opened.dense).to(device), opened)
     nets["dense start"] = start | changes(start_missed, missed) | {"latency_ms": results["dense"]["latency_ms"]}

@@ -101,11 +101,6 @@ def table(results: dict[str, Any]) -> str:
                 if (layers := one["nets"]["ours"].get("layers"))
                 else []
             ),
-            *(
-                [f"ours alone: batches come again after {views} epochs (`recover.distill.views`)"]
-                if (views := one["nets"]["ours"].get("views"))
-                else []
-            ),
             f"augmentation {json.dumps(made['augment'])}",
             f"{made['device']}, {one['machine'].get('cpu')}, {made['threads']} thread(s), torch {made['torch']}",
             *(f"{label}: {net['note']}" for label, net in one["nets"].items() if "note" in net),  # made otherwise than the rest

@@ -43,7 +43,7 @@ from svdcompress.recipe import Distillation, Recipe, Training, parse_goal
 from svdcompress.search import CLOSE
 from svdcompress.selection import Ranking, rule
 from svdcompress.sources import Data, example_inputs, open_data
-from svdcompress.train import Reach, computing, epochs_asked, find_place, make_optimizer, resolved_precision
+from svdcompress.train import Reach, asks_once, computing, find_place, make_optimizer, resolved_precision
 
 TRIAL_STEPS = 5
 
@@ -153,12 +153,15 @@ def _seconds(
     each = _forward_seconds(dense, data, recipe, device)
     validating = each * len(data.validation)
 
-    def asked_for(distill: Distillation) -> int | None:
-        return epochs_asked(data.train, taught(recipe, distill))
+    def once(distill: Distillation) -> bool:
+        """Whether the teacher is asked only once, for all epochs of all stages that ask in the same way."""
+        return asks_once(data.train, taught(recipe, distill))
+
+    def each_step(distill: Distillation) -> bool:
+        return taught(recipe, distill).wanted and not once(distill)
 
     def epoch(trained: nn.Module, stage: Training, distill: Distillation | None = None, **more: Any) -> float:
-        each_step = distill is not None and taught(recipe, distill).wanted and asked_for(distill) is None
-        teacher = dense if each_step else None
+        teacher = dense if distill is not None and each_step(distill) else None
         return _epoch_seconds(trained, data.train, loss, stage, device, teacher=teacher, **more) + validating
 
     train, recover = recipe.train, recipe.recover
@@ -173,18 +176,16 @@ def _seconds(
         passed = each if lower == "no" else _forward_seconds(dense, data, recipe, device, lower)
         choosing = CHOSEN * passed * compared_on(len(data.train), epochs_of(train, COOLING_EPOCHS))
         trial = cooling * trains + recover.epochs * recovers + (choosing if settings.mixture == "auto" else 0.0)
+        shared = each_step(recover.distill) and not recover.distill.layers  # the first trial's answers serve the others, too
+        spared = (trials - 1) * recover.epochs * passed * len(data.train) if shared else 0.0
         last = recovers * left_for(recipe, levels * level + trials * (cooling + recover.epochs))
-        seconds["search"] = levels * level * trains + trials * trial + last
+        seconds["search"] = levels * level * trains + trials * trial + last - spared
         if settings.max_minutes is not None:
             seconds["search"] = min(seconds["search"], 60 * settings.max_minutes + max(trial, last))
     else:
         seconds |= {"train": train.epochs * trains, "recover": recover.epochs * recovers}
-    asked: dict[Any, int] = {}  # passes of the teacher over the examples, shared by all stages that ask in the same way
-    for stage in (train, recover):
-        if stage.epochs and (passes := asked_for(stage.distill)) is not None:
-            alike = stage.batch_size, stage.precision, stage.compile
-            asked[alike] = max(asked.get(alike, 0), passes if settings.wanted else min(passes, stage.epochs))
-    answers = each * len(data.train) * sum(asked.values())
+    asked = [stage for stage in (train, recover) if stage.epochs and once(stage.distill)]
+    answers = each * len(data.train) * len({(stage.batch_size, stage.precision, stage.compile) for stage in asked})
     seconds["rest"] = REST_SECONDS + answers + JUDGED * each * (len(data.validation) + len(data.test))
     if recipe.calibrate.temperature or recipe.calibrate.posterior != "variational":
         count, samples = looked_at(len(data.validation), macs)

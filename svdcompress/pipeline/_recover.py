@@ -50,6 +50,7 @@ def recover_stage(
     epochs: int | None = None,
     rate: float | None = None,
     again: Callable[[], bool] = lambda: True,
+    shared: bool = False,
 ) -> Fit | None:
     """Train the small model further, in place, with its masks frozen; returns None if the recipe has no epochs for it.
 
@@ -60,7 +61,7 @@ def recover_stage(
     file: the file of the small model as it is now. ended: the final beta of training (None: the recipe's); with auto,
     recovery has RECOVERY times that. stage, state: the name that determines noise and order, and the file for the training
     state, as in `Trainer.fit`; what a second attempt has to know is kept beside it (`again_file`). epochs, rate: in place of
-    the recipe's. again: asked before a second attempt, whether there is to be one.
+    the recipe's. again: asked before a second attempt, whether there is to be one. shared: as in `train.fit`.
 
     Raises NotFinite if the loss is not finite in both attempts, or is so because of the inputs, or if there are several
     processes.
@@ -75,7 +76,7 @@ def recover_stage(
     total = sum(prod(shape) for shape in variational.shapes.values())
     steady = context.steady and slowed(context.steady, rate)
     state = state or context.state.folder / f"{stage}.pt"
-    return _Recovery(context, dense, small, file, stage, state, recover, steady, beta, total).run(again)
+    return _Recovery(context, dense, small, file, stage, state, recover, steady, beta, total, shared).run(again)
 
 
 def again_file(state: Path) -> Path:
@@ -95,6 +96,7 @@ class _Recovery:
     steady: RecoverSection | None
     beta: float
     total: int
+    shared: bool
 
     def run(self, again: Callable[[], bool]) -> Fit:
         """One attempt, or two."""
@@ -219,6 +221,7 @@ class _Recovery:
             student=bare(self.small.model),
             outputs_kept=self.small.pruning.get("outputs_kept"),
             total=self.total,
+            shared=self.shared,
             steady=steady,
             state=state,
             quiet=quiet,

@@ -31,6 +31,7 @@ from svdcompress.pipeline._reconstruct import Reconstructor, examples_for
 from svdcompress.pipeline._recover import recover_stage
 from svdcompress.pipeline._search_cost import cuts_of, left_for, objective_of, reconstructs, recovery_of, trained
 from svdcompress.pipeline._search_kept import Kept, keep, known_way
+from svdcompress.pipeline._search_start import levels_and_trials
 from svdcompress.pipeline._search_words import below_least, busy_machine, no_least, other_machine, told_trial
 from svdcompress.pipeline._select import bare, whole
 from svdcompress.pipeline._smaller import Small, prune_stage
@@ -153,6 +154,7 @@ class Trials:
             state=folder / "recover.pt",
             epochs=recovery_of(self.context.recipe, at_once=model.at_once),
             again=lambda: not self._late(),
+            shared=levels_and_trials(self.context.recipe)[1] > 1,
         )
         small.model.eval()
         with self._working("measuring"):

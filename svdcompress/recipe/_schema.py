@@ -93,14 +93,11 @@ class Distillation(Section):
     """Learning from the dense model: `weight` of its soft targets in the loss, at a temperature.
 
     layers: the weight of a further term, the error of the layers' outputs on the units that stay; it falls to 0 by the end.
-    views: after so many epochs, their orders and augmentations come again, with the dense model's outputs as computed then; 0:
-    each epoch draws its own. Where nothing is augmented, outputs are computed once in any case.
     """
 
     weight: float = Field(default=0.0, ge=0, le=1)
     temperature: float = Field(default=2.0, gt=0)
     layers: float = Field(default=0.0, ge=0)
-    views: int = Field(default=0, ge=0)
 
     @property
     def wanted(self) -> bool:

@@ -30,7 +30,6 @@ from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
 from svdcompress.train._threads import Trial, choosing, fastest
 from svdcompress.train._together import gathered, in_all, meet
-from svdcompress.train._views import epochs_asked
 
 __all__ = [
     "Bars",
@@ -47,7 +46,6 @@ __all__ = [
     "choosing",
     "computing",
     "distances",
-    "epochs_asked",
     "evaluate",
     "factors",
     "fastest",

@@ -21,11 +21,11 @@ from svdcompress.train._gradients import nothing
 from svdcompress.train._network import Network
 from svdcompress.train._nonfinite import explain
 from svdcompress.train._norms import norms
+from svdcompress.train._shared import Shared
 from svdcompress.train._standing import Row, Standing
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._steps import Steps
 from svdcompress.train._together import in_all
-from svdcompress.train._views import Views
 from svdcompress.train._work import Work
 
 
@@ -41,7 +41,7 @@ def train_epoch(
     steps: Steps,
     standing: Standing,
     answers: InMemory | None,
-    views: Views | None,
+    shared: Shared | None,
     rates: Rates,
     *,
     look_every: int,
@@ -49,8 +49,8 @@ def train_epoch(
 ) -> Row | Rewind:
     """Train one epoch and return its figures.
 
-    answers: examples with the teacher's outputs as inputs; views: keep them, batch by batch (both None: the teacher is run in
-    each step). rates: those of the model's dropout. look_every: batches between checks of the loss. rewinds: whether the fit
+    answers: examples with the teacher's outputs as inputs; shared: keeps them, batch by batch (both None: the teacher is run
+    in each step). rates: those of the model's dropout. look_every: batches between checks of the loss. rewinds: whether the fit
     can repeat the epoch to check each batch.
 
     Raises NotFinite, Interrupted, and DataError if there is no batch.
@@ -63,8 +63,8 @@ def train_epoch(
     batches = max(1, math.ceil(len(work.examples) / per_step))
     group = 0  # batches since the last step
     parts = {"rank": work.rank, "world": world, "device": device}
-    if views is not None:
-        stream = views.batches(epoch, check_every=look_every, **parts)
+    if shared is not None:
+        stream = shared.batches(epoch, check_every=look_every, **parts)
     else:
         parts["shuffle"] = mix(work.seed, work.stage, epoch, "order")
         known = repeat((None, None)) if answers is None else answers.batches(settings.batch_size, **parts)

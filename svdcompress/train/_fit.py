@@ -44,6 +44,7 @@ def fit(
     reference: nn.Module | None = None,
     distill: Distillation | None = None,
     held: dict[Any, Any] | None = None,
+    shared: bool = False,
     student: nn.Module | None = None,
     outputs_kept: Mapping[str, Sequence[int]] | None = None,
     task: str | Likelihood = "classification",
@@ -84,7 +85,9 @@ def fit(
     reference: the dense model that this one was made from, for `dropout="auto"`: dropout may cost this one little more than
         that one (None: little more than the loss without it).
     held: a dict that keeps the teacher's outputs for further fits with the same teacher and examples, so that they are computed
-        once in total; {} at first (None: once in each fit of several epochs).
+        once in total; {} at first (None: once in each fit of several epochs). shared: each epoch's order and augmentation are
+        those of the same epoch in other fits with `shared`, whatever their stage, so that this is so for augmented examples,
+        too.
     student: the part of the model whose layers have the same names as the teacher's (None: the model); outputs_kept: for layers
         with fewer outputs than the teacher's, which of them are left (`PruneReport.outputs_kept`). Both for `distill.layers`.
     dim: the dimension of the teacher's outputs that holds the classes; None: 1, or the likelihood's.
@@ -120,8 +123,6 @@ def fit(
         learnt = Teacher(teacher, distill, likelihood_for(task, dim), loss)
         if distill.layers:
             learnt.layers = Layerwise(student or model, teacher, outputs_kept or {})
-    elif distill is not None and distill.views and on_note is not None:
-        on_note(f"{section}.distill.views: it changes nothing, as distill.weight is 0 and there is no teacher", False)
     work = Work(
         model,
         examples,
@@ -136,6 +137,7 @@ def fit(
         teacher=learnt,
         reference=reference,
         held=held,
+        shared=shared and held is not None,
         lr_log_sigma2=lr_log_sigma2,
         noise=noise,
         masks=masks,

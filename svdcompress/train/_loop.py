@@ -18,11 +18,11 @@ from svdcompress.train._failed import explained_failure
 from svdcompress.train._network import Network
 from svdcompress.train._norms import keeps_norms, steadies
 from svdcompress.train._right import refuse_wrong
+from svdcompress.train._shared import shared_batches
 from svdcompress.train._shrink import reshape
 from svdcompress.train._standing import Fit, Row, Standing
 from svdcompress.train._steps import Steps
 from svdcompress.train._threads import settle
-from svdcompress.train._views import views_of
 from svdcompress.train._work import Work
 
 LOOK_EVERY = {"cpu": 1}
@@ -87,10 +87,10 @@ class Loop:
                     work.on_note(line, settled)
             settle(work, trains=standing.epoch < work.last)
             answers = ask(work) if standing.epoch < work.last else None
-            views = views_of(work, answers is not None) if standing.epoch < work.last else None
+            shared = shared_batches(work) if answers is None and standing.epoch < work.last else None
             while standing.epoch < work.last:
                 rewinds = self._look_every > 1 and self._file.path is not None and work.world == 1
-                fitted = work, self._network, self._steps, standing, answers, views, self._dropout
+                fitted = work, self._network, self._steps, standing, answers, shared, self._dropout
                 row = train_epoch(*fitted, look_every=self._look_every, rewinds=rewinds)
                 if isinstance(row, Rewind):  # so that the error names the right step and layer
                     self._look_every = 1

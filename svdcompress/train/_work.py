@@ -40,6 +40,7 @@ class Work:
     teacher: Teacher | None
     reference: nn.Module | None
     held: dict[Any, Any] | None
+    shared: bool
     lr_log_sigma2: float | None
     noise: bool
     masks: Callable[[nn.Module], Masks] | None
