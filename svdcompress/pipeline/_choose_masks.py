@@ -29,7 +29,7 @@ from svdcompress.relevance import Masks, as_masks, hold
 from svdcompress.search import CLOSE, Option, best_option, record
 from svdcompress.selection import Selection, limits_of, look_at
 from svdcompress.sources import Data
-from svdcompress.train import computing, losses, resolved_precision
+from svdcompress.train import computing, is_right, losses, resolved_precision
 
 EXAMPLES = 5000
 """The most training examples that mixtures are compared on."""
@@ -95,6 +95,8 @@ def chosen_for(
     recipe, device = context.recipe, context.place.device
     count = compared_on(len(data.train), epochs_of(recipe.train, COOLING_EPOCHS))
     precision = resolved_precision(recipe.recover.precision, device)
+    if precision != "no" and not is_right(to_size.model, to_size.opened.inputs, precision, device):
+        precision = "no"  # recovery says so, and stops
     return chosen(to_size, data, recipe.search.mixture, device, count, reconstructor, precision)
 
 

@@ -25,6 +25,7 @@ from svdcompress.train._optim import LrFactor, make_optimizer, rate_of_log_sigma
 from svdcompress.train._precision import computing
 from svdcompress.train._progress import Bars
 from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
+from svdcompress.train._right import is_right
 from svdcompress.train._shrink import shrink
 from svdcompress.train._standing import Fit
 from svdcompress.train._state import StateFile, mix, seed_everything
@@ -53,6 +54,7 @@ __all__ = [
     "fit",
     "gathered",
     "in_all",
+    "is_right",
     "leave",
     "losses",
     "make_accelerator",

@@ -79,7 +79,7 @@ class Rates:
 def _rates_of(module: nn.Module) -> set[str]:
     """The names of the attributes that hold a dropout rate of this module, not of those inside it."""
     names = {name for kind, name in _RATES.items() if isinstance(module, kind)}
-    names |= {name for name in _NAMES if isinstance(getattr(module, name, None), float)}
+    names |= {name for name in _NAMES if isinstance(vars(module).get(name), float)}
     return names | ({"p"} if type(module).__name__ == _STOCHASTIC_DEPTH else set())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from svdcompress.batch import call
 from svdcompress.convert import as_it_was
 from svdcompress.errors import TrainingError
 from svdcompress.hooks import hooked
+from svdcompress.train._precision import computing
 from svdcompress.train._work import Work
 
 OFF = 0.5
@@ -30,8 +33,13 @@ def refuse_wrong(work: Work) -> None:
     """
     if work.device.type != "cpu" or work.accelerator.mixed_precision != "bf16":
         return
+
+    def batch() -> Any:
+        return work.first_batch("right")[0]
+
     for whose, model in (("", work.model), ("the teacher's ", work.teacher.model if work.teacher is not None else None)):
-        for name, off in _distances(work, model).items() if model is not None else ():
+        found = {} if model is None else _distances(model, batch, work.lower)
+        for name, off in found.items():
             if off > OFF:
                 raise TrainingError(
                     f"{work.section}.precision: this CPU computes {whose}layer {name!r} incorrectly in bfloat16 (off from "
@@ -40,8 +48,19 @@ def refuse_wrong(work: Work) -> None:
                 )
 
 
-def _distances(work: Work, model: nn.Module) -> dict[str, float]:
-    """How much each convolution's results in bfloat16 differ from those in float32, relative to the latter."""
+def is_right(model: nn.Module, inputs: Any, precision: str, device: torch.device | str) -> bool:
+    """Whether a model, which is on the device, computes its convolutions correctly in a precision from `resolved_precision`."""
+    if torch.device(device).type != "cpu" or precision != "bf16":
+        return True
+    found = _distances(model, lambda: inputs, lambda: computing(precision, device, [model]))
+    return all(off <= OFF for off in found.values())
+
+
+def _distances(
+    model: nn.Module, batch: Callable[[], Any], lower: Callable[[], AbstractContextManager[Any]]
+) -> dict[str, float]:
+    """How much each convolution's results in bfloat16 differ from those in float32, relative to the latter. batch: gives
+    inputs; lower: the context of bfloat16."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _ConvNd)]
     if not layers:
         return {}
@@ -70,8 +89,8 @@ def _distances(work: Work, model: nn.Module) -> dict[str, float]:
 
     hooks = (layer.register_forward_hook(hook(name), with_kwargs=True) for name, layer in layers)
     try:
-        with hooked(hooks), as_it_was(model, False), torch.no_grad(), work.autocast(), work.right:
-            call(model, work.first_batch("right")[0])
+        with hooked(hooks), as_it_was(model, False), torch.no_grad(), lower():
+            call(model, batch())
     except Exception:  # from the user's model or data: training will meet it too, and explain it
         return found
     return found

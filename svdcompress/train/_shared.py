@@ -75,7 +75,7 @@ class Shared:
         return answer
 
     def _run(self, inputs: Any) -> Any:
-        with self._work.autocast(), self._work.right:
+        with self._work.lower():
             return plain(self._teacher.answer(inputs))
 
     def _can_be_kept(self, answer: Any, inputs: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
@@ -95,3 +95,9 @@ class Work:
         if not self.accelerator.native_amp or self.device.type != "cpu":
             return nullcontext()
         return arranged_convolutions([self.model, *([self.teacher.model] if self.teacher is not None else [])])
+
+    @contextmanager
+    def lower(self) -> Iterator[None]:
+        """The context of both: models compute as they do in a step."""
+        with self.autocast(), self.right:
+            yield

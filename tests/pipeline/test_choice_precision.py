@@ -74,8 +74,12 @@ def test_it_is_that_of_the_recovery(monkeypatch: pytest.MonkeyPatch, setting: st
     monkeypatch.setattr(_choose_masks, "chosen", lambda *given: found.append(given[-1]))
     recipe = load_recipe(None, [f"recover.precision={setting}", "train.precision=no"])
     context: Any = Mock(recipe=recipe, place=SimpleNamespace(device=torch.device("cpu")))
-    chosen_for(context, SimpleNamespace(train=range(10)), None)  # type: ignore
-    assert found == [precision]
+    to_size: Any = SimpleNamespace(model=nn.Linear(2, 2), opened=SimpleNamespace(inputs=torch.randn(3, 2)))
+    data: Any = SimpleNamespace(train=range(10))
+    chosen_for(context, data, to_size)
+    monkeypatch.setattr(_choose_masks, "is_right", lambda *given: False)
+    chosen_for(context, data, to_size)  # a CPU that computes it wrong
+    assert found == [precision, "no"]
 
 
 def test_a_plan_counts_the_choice_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

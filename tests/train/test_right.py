@@ -9,7 +9,7 @@ from svdcompress.errors import TrainingError
 from svdcompress.likelihoods import make_loss
 from svdcompress.recipe import Distillation, LossSection, Training
 from svdcompress.sources import InMemory
-from svdcompress.train import fit
+from svdcompress.train import fit, is_right
 
 
 class Faulty(nn.Conv1d):
@@ -50,11 +50,21 @@ def test_a_wrong_teacher_is_named_as_one():
 
 def test_nothing_is_looked_at_in_float32(monkeypatch):
     looked = []
-    monkeypatch.setattr("svdcompress.train._right._distances", lambda work, model: looked.append(model) or {})
+    monkeypatch.setattr("svdcompress.train._right._distances", lambda model, *given: looked.append(model) or {})
     trained(net(), "no")
     assert not looked
     trained(net(), "bf16")
     assert len(looked) == 1
+
+
+@pytest.mark.parametrize(("kind", "right"), [(nn.Conv1d, True), (Faulty, False)])
+def test_a_model_can_be_asked_outside_of_a_fit(kind, right):
+    x = torch.randn(12, 3, 8, generator=torch.Generator().manual_seed(0))
+    model = net(kind).train()
+    assert is_right(model, x, "bf16", "cpu") == right and model.training
+    assert is_right(model, x, "no", "cpu") and is_right(
+        model, x, "bf16", "cuda"
+    )  # neither is checked
 
 
 @pytest.mark.parametrize("make", [net, lambda: convert(net(), log_sigma2=-4.0)])

@@ -230,9 +230,9 @@ def test_processes_take_their_parts_of_a_batch():
         for stage in ("a", "b"):
             teacher = SimpleNamespace(settings=SOFT, answer=net(5), layers=None)
             more = {"seed": 0, "stage": stage, "section": "train", "rank": rank, "world": 2, "held": {}, "shared": True}
-            more |= {"compiled": False, "accelerator": SimpleNamespace(mixed_precision="no"), "autocast": nullcontext}
+            more |= {"compiled": False, "accelerator": SimpleNamespace(mixed_precision="no"), "lower": nullcontext}
             settings = Training(epochs=4, batch_size=BATCH)
-            work = SimpleNamespace(examples=examples(), settings=settings, teacher=teacher, right=nullcontext(), **more)
+            work = SimpleNamespace(examples=examples(), settings=settings, teacher=teacher, **more)
             stream = _shared.shared_batches(work).batches(1, check_every=1, rank=rank, world=2)
             parts[rank, stage] = torch.cat([x for (x, _), _ in islice(stream, 2)])
     assert all(torch.equal(parts[rank, "a"], parts[rank, "b"]) for rank in range(2))
