@@ -51,7 +51,7 @@ def ask(work: Work) -> InMemory | None:
 def _asked(work: Work, teacher: Teacher) -> InMemory | None:
     parts: list[Any] = []
     shown = nullcontext() if work.bars is None else work.bars.working("teacher", stays=False)
-    with shown, work.autocast(), work.right:
+    with shown, work.lower():
         for inputs, _ in work.examples.batches(work.settings.batch_size, device=work.device):
             answer = plain(teacher.answer(inputs))
             if not parts and not _can_be_kept(teacher, answer, inputs, len(work.examples)):

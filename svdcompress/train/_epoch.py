@@ -129,7 +129,7 @@ def forward(
     it is known."""
     if work.teacher is not None:
         work.teacher.begin(where / work.settings.epochs)
-    with work.autocast(), work.right:
+    with work.lower():
         output = call(network.called, x)
         loss = work.loss(output, y)
         if work.teacher is not None:
