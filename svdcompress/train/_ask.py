@@ -72,12 +72,9 @@ def plain(output: Any) -> Any:
 
 def _can_be_kept(teacher: Teacher, answer: Any, inputs: Any, count: int) -> bool:
     """Whether the outputs are tensors with a row for each example, small enough, and each row depends on its example alone."""
-    tensors = [answer] if isinstance(answer, Tensor) else list(answer) if isinstance(answer, tuple | list) else []
     size = batch_length(inputs)
-    if not tensors or not all(isinstance(each, Tensor) and each.dim() and len(each) == size for each in tensors):
-        return False
-    row = sum(each[0].numel() * each.element_size() for each in tensors)
-    if row * count > MOST_BYTES:
+    needed = bytes_kept(answer, size, count)
+    if needed is None or needed > MOST_BYTES:
         return False
     some = max(1, size // 2)
     try:
@@ -85,3 +82,12 @@ def _can_be_kept(teacher: Teacher, answer: Any, inputs: Any, count: int) -> bool
     except (RuntimeError, ValueError, ModelError):  # the teacher takes only batches of one size, or rows in one order
         return False
     return not rows_differ(answer, again, (size, some), SAME, backwards=True)
+
+
+def bytes_kept(answer: Any, size: int, count: float) -> float | None:
+    """Bytes of the outputs for `count` examples, by those for a batch of `size`; None if they are not tensors with a row for
+    each example."""
+    tensors = [answer] if isinstance(answer, Tensor) else list(answer) if isinstance(answer, tuple | list) else []
+    if not tensors or not all(isinstance(each, Tensor) and each.dim() and len(each) == size for each in tensors):
+        return None
+    return count * sum(each[0].numel() * each.element_size() for each in tensors)

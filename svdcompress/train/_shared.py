@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from svdcompress.batch import generators_kept, map_tensors
-from svdcompress.train._ask import MOST_BYTES, SAME, plain
+from svdcompress.sources import batch_length
+from svdcompress.train._ask import MOST_BYTES, SAME, bytes_kept, plain
 from svdcompress.train._state import mix, seed_everything
 from svdcompress.train._work import Work
 
@@ -80,14 +81,12 @@ class Shared:
 
     def _can_be_kept(self, answer: Any, inputs: Any) -> bool:
         """Whether outputs are tensors, small enough for all epochs together, and the same if the teacher is called again."""
-        work, tensors = self._work, [answer] if isinstance(answer, Tensor) else list(answer)
-        if not all(isinstance(each, Tensor) for each in tensors):
-            return False
-        row = sum(each.numel() * each.element_size() for each in tensors) / work.settings.batch_size
-        if row * len(work.examples) / work.world * work.settings.epochs > MOST_BYTES:
+        work = self._work
+        needed = bytes_kept(answer, batch_length(inputs), len(work.examples) / work.world * work.settings.epochs)
+        if needed is None or needed > MOST_BYTES:
             return False
         again = self._run(inputs)
-        pairs = zip(tensors, [again] if isinstance(again, Tensor) else again, strict=True)
+        pairs = [(answer, again)] if isinstance(answer, Tensor) else zip(answer, again, strict=True)
         return all(float((one.float() - other.float()).norm()) <= SAME * float(one.float().norm()) for one, other in pairs)
 
     def _stop(self) -> None:

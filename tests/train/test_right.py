@@ -62,9 +62,7 @@ def test_a_model_can_be_asked_outside_of_a_fit(kind, right):
     x = torch.randn(12, 3, 8, generator=torch.Generator().manual_seed(0))
     model = net(kind).train()
     assert is_right(model, x, "bf16", "cpu") == right and model.training
-    assert is_right(model, x, "no", "cpu") and is_right(
-        model, x, "bf16", "cuda"
-    )  # neither is checked
+    assert is_right(model, x, "no", "cpu") and is_right(model, x, "bf16", "cuda")  # neither is checked
 
 
 @pytest.mark.parametrize("make", [net, lambda: convert(net(), log_sigma2=-4.0)])

@@ -206,7 +206,7 @@ def test_it_is_asked_in_each_step_where_outputs_cannot_be_kept(teacher, most, mo
 
 
 def test_outputs_that_just_fit_are_kept(monkeypatch):
-    monkeypatch.setattr(_shared, "MOST_BYTES", 3 * (COUNT + 3) * 2 * 4)
+    monkeypatch.setattr(_shared, "MOST_BYTES", 3 * COUNT * 2 * 4)
     teacher, held = Counted(net(5)), {}
     for stage in ("a", "b"):
         trained(net(), teacher, held, stage=stage)
