@@ -141,7 +141,7 @@ def _losses(work: Work, model: nn.Module, names: Sequence[str], layers: bool) ->
     held = [batch for _, batch in zip(range(BATCHES if layers else 1), batches, strict=False)]
     place = next(model.parameters()).device
     try:
-        with as_it_was(model.to(work.device), True), Rates(model) as rates, work.autocast(), work.right:
+        with as_it_was(model.to(work.device), True), Rates(model) as rates, work.lower():
             for name in names:
                 _prepare(model, name != "none")
                 rates.set(1.0 if name == "on" else 0.0)

@@ -78,7 +78,7 @@ def far(running: float, own: float) -> bool:
 @torch.no_grad()
 def _loss(work: Work, x: object, y: torch.Tensor, own: bool) -> float:
     """The loss of a batch in `eval()`. own: with the statistics of the batch in place of running ones."""
-    with as_it_was(work.model, True), work.autocast(), work.right:
+    with as_it_was(work.model, True), work.lower():
         work.model.eval()
         for module in norms(work.model):
             module.train(own)
