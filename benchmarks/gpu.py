@@ -35,6 +35,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
 NEEDED = ("torch", "numpy", "pydantic", "yaml", "typer", "rich", "safetensors", "accelerate", "onnx", "onnxruntime", "pytest")
+NEEDED += ("onnxscript", "torchmetrics", "matplotlib", "sklearn", "PIL")
+
+FOLDERS = (("cifar", "resnet"), ("rxnfp", "yields"), ("crepe", "speech"), ("dncnn",))
+"""Options that name the data of a family of rows: all of a family's, or none."""
 
 SPEED = (
     "ResNet-50, batch 128, bfloat16 AMP, compiled",
@@ -185,20 +189,45 @@ def bring_along(out: Path) -> None:
                 shutil.copy2(file, out)
 
 
-def main() -> None:
-    """Run one slice."""
+def problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with the folders that were given: rows would be left out, or fail one by one."""
+    given = {name: getattr(options, name) for names in FOLDERS for name in names}
+    for name, path in given.items():
+        if path is not None and not path.exists():
+            return f"--{name}: {path} does not exist"
+    if options.resnet and not (list(options.resnet.glob("resnet20-*.th")) and list(options.resnet.glob("resnet56-*.th"))):
+        return f"--resnet: {options.resnet} has no resnet20-*.th and resnet56-*.th"
+    for names in FOLDERS:
+        lacking = [f"--{name}" for name in names if given[name] is None]
+        if 0 < len(lacking) < len(names):
+            return f"{', '.join(lacking)}: also needed for the rows of --{next(name for name in names if given[name])}"
+    if not steps(options):
+        return f"--only: no step begins with {' or '.join(options.only)}, of those whose folders are given"
+    return None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="+", help="steps whose names begin so")
     parser.add_argument("--epochs", type=int, default=24, help="of recovery, of the networks that are cut at once")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
-    for name in ("cifar", "resnet", "rxnfp", "yields", "crepe", "speech", "dncnn"):
-        parser.add_argument(f"--{name}", type=Path)
-    options = parser.parse_args()
+    folder = lambda text: Path(text).resolve()  # noqa: E731 - the steps run in the root
+    parser.add_argument("--out", type=folder, default=HERE / "results" / "gpu")
+    for name in (name for names in FOLDERS for name in names):
+        parser.add_argument(f"--{name}", type=folder)
+    return parser
+
+
+def main() -> None:
+    """Run one slice."""
+    options = parser().parse_args()
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         sys.exit(f"{sys.executable} lacks {', '.join(missing)}: install them, or name a folder that has them in PYTHONPATH")
     if find_spec("torch_pruning") is None:
         print("torch-pruning is not there: the rows are made without its peers")
+    if wrong := problem(options):
+        parser().error(wrong)
     import torch
 
     if not torch.cuda.is_available():

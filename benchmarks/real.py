@@ -114,7 +114,10 @@ def arguments(name: str, options: argparse.Namespace) -> list[str]:
     case = CASES[name]
     found = [str(HERE / "models" / f"{case.recipe}.yaml"), *asked(case.goal).split()]
     if case.weights is not None:
-        found += ["--weights", str(next(options.resnet.glob(case.weights)))]
+        weights = next(options.resnet.glob(case.weights), None)
+        if weights is None:
+            sys.exit(f"--resnet: {options.resnet} has no {case.weights}")
+        found += ["--weights", str(weights)]
     elif (trained := trained_before(name, options)) is not None:
         found += ["--weights", str(trained)]
     found += ["--data-arg", f"folder={options.cifar}", "--data-arg", f"cache={options.runs / 'cifar.npz'}"]

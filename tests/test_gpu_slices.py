@@ -1,12 +1,14 @@
 """The order of steps that need a GPU, and the message if a package is missing."""
 
 import importlib
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -103,3 +105,34 @@ def test_steps_are_chosen_by_how_their_names_begin(gpu):
     for step in gpu.steps(options):  # torch-pruning collapses on VGG-16 unless each layer loses the same share
         if "peers" in step.name:
             assert {"torch-pruning, Taylor, evenly", "torch-pruning, Taylor"} <= {command[-1] for command in step.commands}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--cifar", "data"], r"--resnet: also needed for the rows of --cifar"),
+        (["--speech", "data"], r"--crepe: also needed for the rows of --speech"),
+        (["--cifar", "data", "--resnet", "nowhere"], r"--resnet: .*nowhere does not exist"),
+        (["--cifar", "data", "--resnet", "data"], r"--resnet: .*data has no resnet20-\*\.th and resnet56-\*\.th"),
+        (["--only", "nonsense"], r"--only: no step begins with nonsense"),
+        (["--only", "VGG-16"], r"--only: no step begins with VGG-16, of those whose folders are given"),
+        (["--only", "speed"], "no CUDA device"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run the steps")
+def test_folders_that_rows_need_are_asked_for_before_anything_is_done(tmp_path, given, said):
+    """From another folder than the root, to which the paths are relative."""
+    (tmp_path / "data").mkdir()
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *given]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode and re.search(said, done.stderr) and "Traceback" not in done.stderr, done.stderr
+
+
+def test_folders_of_steps_do_not_depend_on_where_it_is_started(gpu, tmp_path, monkeypatch):
+    for name in ("resnet20-a.th", "resnet56-b.th"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    options = gpu.parser().parse_args(["--cifar", ".", "--resnet", ".", "--out", "out"])
+    assert gpu.problem(options) is None
+    (vgg,) = (step for step in gpu.steps(options) if step.name == "VGG-16: macs5x")
+    assert {str(tmp_path), str(tmp_path / "out")} <= set(vgg.commands[0]) and "." not in vgg.commands[0]

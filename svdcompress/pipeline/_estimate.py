@@ -150,6 +150,8 @@ def _seconds(
 ) -> dict[str, float]:
     """Seconds of each stage, validation after its epochs included; moves both models to the device. macs: of one example."""
     loss, settings = make_loss(recipe.loss, dim=data.dim), recipe.search
+    if isinstance(loss, nn.Module):  # it may hold class weights
+        loss.to(device)
     each = _forward_seconds(dense, data, recipe, device)
     validating = each * len(data.validation)
 

@@ -49,14 +49,15 @@ def accelerate_kept() -> Iterator[None]:
 def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     """An Accelerator for a device ("auto": CUDA, MPS or CPU, whichever is available) and a precision (no, auto, bf16, fp16).
 
-    Under `accelerate launch` or `torchrun` it joins the other processes. Raises UsageError for a device that is not available,
-    for launches that divide the weights (FSDP, DeepSpeed) and if the processes did not join; TrainingError for fp16 without a
-    CUDA device.
+    Under `accelerate launch` or `torchrun` it joins the other processes, each with a GPU of its own. Raises UsageError for a
+    device that is not available, a numbered GPU that several processes would share, launches that divide the weights (FSDP,
+    DeepSpeed), and if the processes did not join; TrainingError for fp16 without a CUDA device.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     _check(device)
+    _refuse_one_for_all(device)
     refuse_sharding()
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
         raise TrainingError("train.precision: fp16 needs a CUDA device; use bf16 or no")
@@ -65,7 +66,7 @@ def make_accelerator(device: str = "auto", precision: str = "no") -> Any:
     GradientState._reset_state()
     if not launched():
         PartialState._reset_state()
-    if device == "auto":
+    if device == "auto" or (device == "cuda" and launched()):  # the variable would put all processes on the first GPU
         os.environ.pop(DEVICE_VARIABLE, None)
     else:
         os.environ[DEVICE_VARIABLE] = device
@@ -112,6 +113,16 @@ def refuse_sharding() -> None:
                 f"accelerate: {name} divides the weights among processes, but relevance is decided on whole layers; "
                 "launch without it (DDP: accelerate launch --multi_gpu, or torchrun)"
             )
+
+
+def _refuse_one_for_all(device: str) -> None:
+    """Refuse a numbered GPU for several processes on one machine: each needs one of its own."""
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+    if launched() and "LOCAL_RANK" in os.environ and beside > 1 and device.startswith("cuda:"):
+        raise UsageError(
+            f"device: {device} cannot be shared by the {beside} processes that were launched; use auto or cuda, and each takes "
+            "a GPU of its own"
+        )
 
 
 def _check(device: str) -> None:

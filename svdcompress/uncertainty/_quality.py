@@ -87,7 +87,7 @@ def selective(score: Tensor, loss: Tensor, targets: Sequence[float] = (), steps:
     largest share that meets it, and the threshold on the score (None: no share does).
     Raises DataError without inputs, and UsageError for shapes that differ by more than dimensions of 1.
     """
-    score, loss = _rows(score, loss)
+    score, loss = (part.cpu() for part in _rows(score, loss))
     if not len(score):
         raise DataError("there are no inputs to answer")
     order = torch.argsort(score.double(), stable=True)

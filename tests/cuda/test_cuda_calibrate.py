@@ -22,7 +22,7 @@ from svdcompress.calibrate import (
 )
 from svdcompress.likelihoods import likelihood_for
 from svdcompress.sources import InMemory
-from svdcompress.uncertainty import fit_temperature
+from svdcompress.uncertainty import fit_temperature, selective
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -204,6 +204,12 @@ def test_a_temperature_is_fitted_to_tensors_of_the_device():
     logits = 4 * torch.randn(300, 3)
     targets = torch.multinomial((logits / 2).softmax(1), 1)[:, 0]
     assert fit_temperature(logits.cuda(), targets.cuda()) == pytest.approx(fit_temperature(logits, targets), rel=1e-3)
+
+
+def test_risk_and_coverage_are_those_of_the_same_tensors_on_the_cpu():
+    draw = torch.Generator().manual_seed(0)
+    score, loss = (torch.rand(50, generator=draw) for _ in range(2))
+    assert selective(score.cuda(), loss.cuda(), [0.5]) == selective(score, loss, [0.5])
 
 
 def test_promises_are_those_of_the_same_probabilities_on_the_cpu():

@@ -116,6 +116,14 @@ def test_a_file_is_exported_again_from_what_the_device_made(finished, tmp_path):
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
 
 
+def test_an_estimate_is_made_with_a_loss_that_holds_tensors(tmp_path):
+    code = "import torch\nfrom torch import nn\nloss = nn.CrossEntropyLoss(weight=torch.ones(10))\n"
+    (tmp_path / "own.py").write_text(code)
+    own = ["--set", f"loss.name={tmp_path / 'own.py'}:loss", "--set", "loss.task=classification"]
+    found = svdc("sparsify", "digits", "--device", "cuda", *sets_of(), *own, "--dry-run", "--out", tmp_path / "run")
+    assert "time on cuda" in found.output.replace("\n", " ")
+
+
 def test_an_error_budget_is_kept_by_the_command(tmp_path):
     quick = sets_of("search.trials=1", "search.levels=1", "export.monte_carlo=false", "report.html=false")
     svdc("sparsify", "digits", "--device", "cuda", "--max-drop", 30, *quick, "--out", tmp_path / "run")

@@ -12,7 +12,7 @@ import torch
 
 from svdcompress.errors import UsageError
 from svdcompress.pipeline import open_run
-from svdcompress.train._device import make_accelerator
+from svdcompress.train._device import DEVICE_VARIABLE, make_accelerator
 
 
 def torchrun(*arguments, cwd=None):
@@ -211,3 +211,37 @@ def test_processes_that_did_not_join_are_refused(monkeypatch):
     monkeypatch.setattr("accelerate.Accelerator", lambda **given: alone)
     with pytest.raises(UsageError, match=r"2 processes were launched, but did not join \(1 here, on cpu\)"):
         make_accelerator()
+
+
+@pytest.mark.parametrize(("device", "asked"), [("auto", None), ("cuda", None), ("cpu", "cpu")])
+def test_each_process_of_a_launch_takes_a_gpu_of_its_own(monkeypatch, device, asked):
+    """accelerate gives each process the GPU of its rank, unless the variable names one for all."""
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")  # left by an earlier fit
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    found = []
+
+    def joined(**given):
+        found.append(os.environ.get(DEVICE_VARIABLE))
+        return SimpleNamespace(num_processes=2, device=device)
+
+    monkeypatch.setattr("accelerate.Accelerator", joined)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    make_accelerator(device)
+    assert found == [asked]
+
+
+def test_one_gpu_for_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv(DEVICE_VARIABLE, "")  # so that what is set below ends with the test
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UsageError, match=r"cuda:1 cannot be shared by the 2 processes .* use auto or cuda"):
+        make_accelerator("cuda:1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # two machines with a process each
+    monkeypatch.setattr("accelerate.Accelerator", lambda **given: SimpleNamespace(num_processes=2, device="cuda:1"))
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    assert make_accelerator("cuda:1").device == "cuda:1"
