@@ -6,7 +6,9 @@ from functools import reduce
 from typing import Any
 
 from svdcompress.pipeline._search_cost import no_path, objective_of
-from svdcompress.recipe import MEASURES, Recipe
+from svdcompress.recipe import MEASURES, DenseSection, Recipe
+
+DENSE = tuple(f"dense.{name}" for name in DenseSection.model_fields)
 
 OF_ONE_TRAINING = (
     *("train.schedule", "train.keep", "train.shrink", "train.beta.name", "train.beta.start", "train.beta.stop"),
@@ -31,7 +33,35 @@ def passed_over(recipe: Recipe) -> list[str]:
     """Notes on fields that differ from their defaults but have no effect in the run."""
     if recipe.experiment is not None:
         return []
-    return [*_of_stages(recipe), *_of_search(recipe)]
+    return [*_of_training(recipe), *_of_stages(recipe), *_of_search(recipe)]
+
+
+def _of_training(recipe: Recipe) -> list[str]:
+    """Notes on fields of the dense training, of fine-tuning and of recovery."""
+    lines: list[str] = []
+
+    def told(why: str, *names: str) -> None:
+        lines.extend(_idle(recipe, why, *names))
+
+    weights, trains = recipe.weights, ["train", "recover"]
+    if weights.trained or (weights.file and weights.trained is None):
+        told("the weights are trained already, so there is no dense training", *DENSE)
+    else:
+        trains.append("dense")
+    for stage in trains:
+        if (optimizer := getattr(recipe, stage).optimizer) in ("adam", "adamw"):
+            told(f"{optimizer} ({stage}.optimizer) has no momentum to set", f"{stage}.momentum")
+    if recipe.train.distill.weight == 0:
+        told("the dense model's answers are not learned (train.distill.weight=0)", "train.distill.temperature")
+    beta = recipe.train.beta.name
+    if not recipe.search.wanted:  # it has a schedule of its own, and names these itself
+        if beta in ("constant", "additive"):
+            told(f"the schedule of beta is {beta}", "train.beta.start", "train.beta.stop")
+        if beta != "additive":
+            told(f"the schedule of beta is {beta}, not additive", "train.beta.step")
+    if recipe.uncertainty.samples == 0:
+        told("uncertainty.samples=0 draws nothing", "uncertainty.budget")
+    return lines
 
 
 def _of_stages(recipe: Recipe) -> list[str]:
@@ -63,6 +93,9 @@ def _of_search(recipe: Recipe) -> list[str]:
         ask = "without search.max_drop, search.max_error or search.goal there is no search"
         return _idle(recipe, ask, *(f"search.{name}" for name in OF_A_SEARCH))
     lines = []
+    if recipe.search.max_drop is None and recipe.search.max_error is None:
+        why = "a goal without a budget (search.max_drop, search.max_error) has no bound to be sure of"
+        lines += _idle(recipe, why, "search.confidence")
     if named := _set(recipe, OF_ONE_TRAINING):
         lines.append(f"a search trains and chooses in its own way (docs/search.md), and ignores {', '.join(named)}")
     measure = objective_of(recipe)

@@ -55,6 +55,19 @@ def test_a_start_of_the_variances_that_another_replaces_is_said():
         (["export.monte_carlo=false", "export.compact_monte_carlo=true"], "export.compact_monte_carlo"),
         (["export.onnx=false", "export.compact=false", "export.monte_carlo_dtype=float16"], "export.compact, export.monte"),
         (["relevance.tolerance=0.5"], "relevance.tolerance"),
+        (
+            ["weights.file=net.pt", "dense.epochs=50", "dense.lr=0.1", "dense.momentum=0"],
+            "dense.epochs, dense.lr, dense.momentum",
+        ),
+        (["weights.trained=true", "dense.schedule=cosine"], "dense.schedule"),
+        (["train.momentum=0.5"], "adam (train.optimizer) has no momentum to set: train.momentum"),
+        (["dense.optimizer=adamw", "dense.momentum=0.5"], "adamw (dense.optimizer) has no momentum to set: dense.momentum"),
+        (["recover.optimizer=adam", "recover.momentum=0.5"], "recover.momentum"),
+        (["train.distill.temperature=4"], "train.distill.temperature"),
+        (["train.beta.step=0.1"], "not additive: train.beta.step"),
+        (["train.beta.name=constant", "train.beta.stop=90%"], "is constant: train.beta.stop"),
+        (["search.goal='macs=9x'", "search.confidence=0.99"], "search.confidence"),
+        (["uncertainty.samples=0", "uncertainty.budget=60"], "uncertainty.budget"),
     ],
 )
 def test_settings_that_others_leave_without_effect_are_said(settings, idle):
@@ -63,6 +76,15 @@ def test_settings_that_others_leave_without_effect_are_said(settings, idle):
 
 
 def test_the_same_settings_where_they_count():
+    assert told("dense.epochs=50", "dense.lr=0.1") == []
+    assert told("weights.file=net.pt", "weights.trained=false", "dense.epochs=50", "dense.lr=0.1") == []  # only a start
+    for stage in ("dense", "train", "recover"):
+        assert told(f"{stage}.optimizer=sgd", f"{stage}.momentum=0.5") == []
+    assert told("train.distill.weight=0.5", "train.distill.temperature=4") == []
+    assert (
+        told("train.beta.name=additive", "train.beta.step=0.1") == told("train.beta.name=cosine", "train.beta.stop=90%") == []
+    )
+    assert told("uncertainty.budget=60") == []
     assert told("search.goal='macs=9x'", "search.cuts=2", "search.reconstruct=off", "search.levels=4") == []
     assert told("search.max_drop=1", "search.confidence=0.8") == []
     assert told("export.compact_monte_carlo=true", "export.monte_carlo_dtype=float16", "export.compact=false") == []
