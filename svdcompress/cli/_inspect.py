@@ -27,6 +27,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
 
     from svdcompress import cost
     from svdcompress.pipeline import (
+        about_frozen,
         check_model,
         converted,
         dense_model,
@@ -60,10 +61,11 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
         count, final = len(data.train), final_beta(made, net, len(data.train), inputs)
         net = converted(net, made, inputs)
         found["pruning"] = groups(net, inputs).to_dict()
+        warned = about_frozen(made, net)
         if trained:  # it would say nothing about newly drawn weights
             way = reach_of(made, net, count, final, rate_of_variances(made, net, count, final))
             found["reach"] = way.to_dict()
-            warned = out_of_reach(made, way)
+            warned += out_of_reach(made, way)
     if json:
         print_json(found)
         return
@@ -81,6 +83,7 @@ def inspect(settings: s.Settings, json: Json = False, debug: Debug = False) -> N
         console.print(_groups_table(found["pruning"]["groups"]))
     if "reach" in found:
         console.print(f"\nway to the threshold: {way}", highlight=False)
+    if data is not None:
         for line in warned:
             console.print(f"[yellow]warning:[/] {escape(line)}", highlight=False)
     for line in found.get("warnings", ()):

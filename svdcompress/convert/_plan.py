@@ -27,6 +27,8 @@ FOLD = "derived='fold' (convert.derived: fold) computes it once and turns the la
 
 ALREADY = "already converted"
 
+FROZEN = "but frozen (requires_grad=False): training can't drop its weights"
+
 Filter = Callable[[nn.Module, str], bool]
 """Takes a module and its dotted name, and returns whether to convert it."""
 
@@ -36,7 +38,8 @@ class PlanEntry:
     """What conversion does with one module.
 
     name: its dotted name. kind: its class. converted: whether it is touched. reason: why not ("" if it is).
-    parameters: number of elements of its weight (0 if it has none). note: what is done to it before conversion ("": nothing).
+    parameters: number of elements of its weight (0 if it has none). note: what is done to it before conversion, and whether it
+        is frozen ("": nothing).
     """
 
     name: str
@@ -97,10 +100,20 @@ def entries(
             reason = reasons[module]
             if name != aliases[module][0]:
                 reason = f"shared with another module: it is also {aliases[module][0]!r}"
-            note = f"made plain first: its weight comes from {rules.folded[module]}" if module in rules.folded else ""
-            entry = PlanEntry(name, type(module).__name__, not reason, reason, _numbers(module), "" if reason else note)
+            note = [f"made plain first: its weight comes from {rules.folded[module]}"] if module in rules.folded else []
+            note += [FROZEN] if is_frozen(module) else []
+            entry = PlanEntry(
+                name, type(module).__name__, not reason, reason, _numbers(module), "" if reason else "; ".join(note)
+            )
             found.append((entry, module))
     return found
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether training leaves a layer's weight, or what it is computed from, as it is."""
+    weight = getattr(module, "weight", None)
+    own = [weight] if isinstance(weight, nn.Parameter) else list(module.parameters())
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
 def _patterns(patterns: str | Sequence[str]) -> list[str]:

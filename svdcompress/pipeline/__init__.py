@@ -17,7 +17,7 @@ from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._open import OpenRun, load_run, open_run, untrusted
 from svdcompress.pipeline._own_recipe import check_own_recipe
 from svdcompress.pipeline._promised import promised, sets_of
-from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._reach import about_frozen, out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._reduced import reduced
 from svdcompress.pipeline._resume import changed_fields, value_of
 from svdcompress.pipeline._run import run
@@ -35,6 +35,7 @@ __all__ = [
     "Sparsified",
     "Verification",
     "WeightNames",
+    "about_frozen",
     "advice",
     "as_open_as_can_be",
     "baked",

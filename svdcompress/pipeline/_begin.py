@@ -20,7 +20,7 @@ from svdcompress.pipeline._log import check_tensorboard
 from svdcompress.pipeline._loss import class_weights
 from svdcompress.pipeline._passes import Passes
 from svdcompress.pipeline._processes import check_data, first_examples, one_model
-from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._reach import about_frozen, out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery, steady
 from svdcompress.pipeline._resume import FILES
 from svdcompress.pipeline._same_data import check_same, seen
@@ -132,7 +132,7 @@ def convert_stage(context: Context, opened: Opened, dense: Dense) -> Variational
     rate = rate_of_variances(recipe, model, count, dense.beta, world)
     found = reach_of(recipe, model, count, dense.beta, rate, world)
     context.results.reach = found
-    for line in out_of_reach(recipe, found):
+    for line in [*about_frozen(recipe, model), *out_of_reach(recipe, found)]:
         context.warn(line)
     return Variational(model, shapes, rate)
 

@@ -28,7 +28,7 @@ from svdcompress.pipeline._figures import macs_of
 from svdcompress.pipeline._label import check_label
 from svdcompress.pipeline._levels import COOLING_EPOCHS, LEVEL_EPOCHS, epochs_of
 from svdcompress.pipeline._passed_over import passed_over
-from svdcompress.pipeline._reach import out_of_reach, rate_of_variances, reach_of
+from svdcompress.pipeline._reach import about_frozen, out_of_reach, rate_of_variances, reach_of
 from svdcompress.pipeline._recovery import for_recovery
 from svdcompress.pipeline._search_cost import left_for, no_path, objective_of
 from svdcompress.pipeline._search_start import check_epochs, for_objective, levels_and_trials
@@ -108,7 +108,7 @@ def estimate(recipe: Recipe) -> Estimate:
     final = final_beta(recipe, dense, len(data.train), inputs)
     rate = rate_of_variances(recipe, model, len(data.train), final)
     found = reach_of(recipe, model, len(data.train), final, rate)
-    warned += out_of_reach(recipe, found) if trained else []
+    warned += [*about_frozen(recipe, model), *(out_of_reach(recipe, found) if trained else [])]
     warned += _goal_out_of_reach(recipe, dense, model, inputs)
     macs = macs_of(dense, inputs)  # before the models go to the device, where the inputs are not
     seconds = _seconds(recipe, data, dense, model, trained, place.device, macs)

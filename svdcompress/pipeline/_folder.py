@@ -7,7 +7,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,10 @@ from pydantic import ValidationError
 from svdcompress.errors import OutputError, SvdcError, explained, shortened
 from svdcompress.files import is_temporary, make_folder, not_made, sealed, sweep, unsealed, write_atomically
 from svdcompress.pipeline._extra import Facts
+from svdcompress.pipeline._lock import THERE, holding, is_held
 from svdcompress.recipe import HEADING, Recipe, dump_recipe, load_recipe
 from svdcompress.sources import code_of_run
 from svdcompress.sources.given import is_given
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 STATE = "state"
 LOCK = f"{STATE}/lock"
@@ -69,7 +65,7 @@ def prepare(out: Path, *, resume: bool = False, overwrite: bool = False) -> str:
             _begin_state(out)
         return again
     moved, aside = "", None
-    if _underway(out):
+    if is_held(out / LOCK):
         raise OutputError(f"--out: a run is under way in {out}; wait for it, or choose another --out")
     if out.exists() and (not out.is_dir() or not _free(out)):
         if not overwrite:
@@ -110,17 +106,17 @@ def locked(out: Path) -> Iterator[None]:
     Raises OutputError if another process holds the lock, or if the run has just finished. Where the system has no such locks,
     nothing is locked.
     """
-    if fcntl is None or not (out / STATE).is_dir():
+    if not THERE or not (out / STATE).is_dir():
         yield
         return
-    try:
-        file = (out / LOCK).open("a")
-    except FileNotFoundError:  # it has just finished
-        raise _over(out) from None
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
-    with file:
-        if not _held(file):
+    with ExitStack() as stack:
+        try:
+            free = stack.enter_context(holding(out / LOCK))
+        except FileNotFoundError:  # it has just finished
+            raise _over(out) from None
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+        if not free:
             raise OutputError(f"{out}: another process is working on this run; wait until it is done")
         if not (out / LOCK).exists():
             raise _over(out)
@@ -171,27 +167,6 @@ def _moved_aside(out: Path) -> Path | None:
 
 def _reported(out: Path) -> bool:
     return (out / "report.json").is_file()
-
-
-def _held(file: Any) -> bool:
-    """Try to lock a file; returns whether it worked (True where there are no locks, as on some network drives)."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[union-attr]
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _underway(out: Path) -> bool:
-    if fcntl is None or not (out / LOCK).is_file():
-        return False
-    try:
-        with (out / LOCK).open("a") as file:
-            return not _held(file)
-    except OSError:  # reported when the folder is written to
-        return False
 
 
 def _finished(out: Path) -> bool:

@@ -188,6 +188,11 @@ def _odd(row: Mapping[str, Any]) -> bool:
 
 def _more(recipe: Recipe, results: RunResults, history: Sequence[Mapping[str, Any]]) -> str:
     """Advice on what to set so that more weights are dropped."""
+    if results.reach is not None and results.reach.mostly_frozen:
+        return (
+            f"To drop more: unfreeze the layers with requires_grad=False. They hold {100 * results.reach.frozen:.0f}% of the "
+            "weights, which training can't change."
+        )
     cures = []
     trained = recipe.train.epochs > 0
     if trained and results.reach is not None and results.reach.within < SPARSE:

@@ -6,11 +6,12 @@ import math
 
 from torch import nn
 
+from svdcompress.errors import counted
 from svdcompress.layers import Threshold
 from svdcompress.objective import Schedule
 from svdcompress.pipeline._convert import make_schedule
 from svdcompress.recipe import Recipe, TrainSection
-from svdcompress.train import Reach, distances, factors, rate_of_log_sigma2, reach, steps_of
+from svdcompress.train import Reach, distances, factors, frozen_layers, rate_of_log_sigma2, reach, steps_of
 
 MOST = 0.1
 """The largest learning rate of log sigma2 that "auto" chooses: one step changes a variance by about a tenth."""
@@ -59,9 +60,24 @@ def harshest(recipe: Recipe) -> Threshold | None:
     return min(numbers) if numbers else settings.candidates[0] if settings.candidates else settings.threshold
 
 
+def about_frozen(recipe: Recipe, model: nn.Module) -> list[str]:
+    """A warning if layers of a converted model are frozen, as training can't drop their weights; [] otherwise."""
+    names = list(frozen_layers(model))
+    if not names:
+        return []
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    are, wanted = "is" if len(names) == 1 else "are", recipe.search.wanted
+    still = " A search removes units of theirs all the same, but only other layers are trained after that." if wanted else ""
+    return [
+        f"{counted(len(names), 'layer')} to be pruned {are} frozen (requires_grad=False): {some}. Training changes neither "
+        f"weights nor variances there, so it can't drop any of these weights.{still} Unfreeze them in the model, or leave them "
+        "dense (convert.exclude)"
+    ]
+
+
 def out_of_reach(recipe: Recipe, found: Reach) -> list[str]:
     """A warning if less than half of the weights can reach the threshold, with what to set; [] otherwise."""
-    if found.enough or not recipe.train.epochs:
+    if found.enough or not recipe.train.epochs or found.mostly_frozen:  # no training would help; `frozen` says so
         return []
     cures = []
     if found.times is not None:

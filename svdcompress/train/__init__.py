@@ -24,7 +24,7 @@ from svdcompress.train._norms import norms
 from svdcompress.train._optim import LrFactor, make_optimizer, rate_of_log_sigma2
 from svdcompress.train._precision import computing
 from svdcompress.train._progress import Bars
-from svdcompress.train._reach import Reach, distances, factors, reach, steps_of
+from svdcompress.train._reach import Reach, distances, factors, frozen_layers, reach, steps_of
 from svdcompress.train._right import is_right
 from svdcompress.train._shrink import shrink
 from svdcompress.train._standing import Fit
@@ -52,6 +52,7 @@ __all__ = [
     "fastest",
     "find_place",
     "fit",
+    "frozen_layers",
     "gathered",
     "in_all",
     "is_right",

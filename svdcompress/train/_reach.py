@@ -48,6 +48,7 @@ class Reach:
         beyond a threshold at the start. within: the share that can get there if log sigma2 rises by `travel` and means move
         towards zero by a third (`DRIFT`) of `means`. times: how many times longer training (or larger its learning rates) would
         have to be for half of the weights to get there; None: more than `FARTHEST`.
+    frozen: the share of the weights that training cannot move, neither means nor variances (requires_grad=False).
     """
 
     distance: dict[str, list[float]]
@@ -58,11 +59,17 @@ class Reach:
     past: float
     within: float
     times: float | None
+    frozen: float = 0.0
 
     @property
     def enough(self) -> bool:
         """Whether half of the weights can get to the threshold; True if nothing is to be pruned."""
-        return self.within >= ENOUGH or not self.distance
+        return self.within >= ENOUGH or not (self.distance or self.frozen)
+
+    @property
+    def mostly_frozen(self) -> bool:
+        """Whether so many weights are frozen that half of them can't get to the threshold, however long the training."""
+        return self.frozen > 1 - ENOUGH
 
     def __str__(self) -> str:
         """One sentence with all figures."""
@@ -75,10 +82,13 @@ class Reach:
             if self.means
             else "at most; what SGD does to means isn't counted"
         )
+        if not self.distance:
+            return f"{100 * self.frozen:.0f}% of the weights are frozen" if self.frozen else "no weight is to be pruned"
+        frozen = f"; {100 * self.frozen:.0f}% are frozen" if self.frozen else ""
         return (
             f"log alpha starts below it by (10, 50, 90%) {ways}; in {self.steps:,} steps log sigma2 can rise by "
             f"{self.travel:.2g} (lr {self.lr_log_sigma2:.2g}) {means}. "
-            f"About {100 * self.within:.0f}% of the weights are within reach, {100 * self.past:.0f}% past it already"
+            f"About {100 * self.within:.0f}% of the weights are within reach, {100 * self.past:.0f}% past it already{frozen}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,10 +123,12 @@ def factors(settings: Training, steps: int, beta: Callable[[float], float]) -> t
 def distances(model: nn.Module, threshold: Threshold | None = None) -> dict[str, list[float]]:
     """Quantiles of threshold - log alpha, by share, over all variational layers, each counted by its number of weights.
 
-    threshold: as `relevance` takes it. Shares whose threshold is never to be reached (`NEVER`) are left out.
+    threshold: as `relevance` takes it. Shares whose threshold is never to be reached (`NEVER`) are left out, and frozen layers.
     """
     found: dict[str, list[tuple[Tensor, float]]] = {}
     for _, layer in variational_layers(model):
+        if not any(_trained(layer)):
+            continue
         limits = layer.limits(threshold)
         for share in layer.share:
             if limits[share] < NEVER:
@@ -154,8 +166,10 @@ def reach(
     up, along = factors(settings, steps, beta)
     travel, means = rate * up, settings.lr * along
     past, within = (_gone(model, threshold, times * travel, times * DRIFT * means) for times in (0, 1))
+    weights = sum(layer.weight.numel() for _, layer in variational_layers(model))
+    frozen = sum(frozen_layers(model).values()) / max(weights, 1)
     times = _times(lambda factor: _gone(model, threshold, factor * travel, factor * DRIFT * means), within)
-    return Reach(distances(model, threshold), steps, rate, travel, means, past, within, times)
+    return Reach(distances(model, threshold), steps, rate, travel, means, past, within, times, frozen)
 
 
 def _times(share: Callable[[float], float], within: float) -> float | None:
@@ -174,12 +188,23 @@ def _times(share: Callable[[float], float], within: float) -> float | None:
     return high
 
 
+def _trained(layer: VariationalLayer) -> tuple[bool, bool]:
+    """Whether training moves a layer's means, and its variances."""
+    return layer.weight.requires_grad, any(own.requires_grad for own in layer.variance_parameters().values())
+
+
+def frozen_layers(model: nn.Module) -> dict[str, int]:
+    """The number of weights of each variational layer, by name, whose means and variances training leaves as they are."""
+    return {name: layer.weight.numel() for name, layer in variational_layers(model) if not any(_trained(layer))}
+
+
 def _gone(model: nn.Module, threshold: Threshold | None, up: float, along: float) -> float:
     """The share of the weights beyond the threshold if log variances rose by `up` and means moved towards zero by `along`."""
     gone = total = 0
     for _, layer in variational_layers(model):
         total += layer.weight.numel()
-        gone += int((~_moved(layer, up, along).relevant(threshold)).sum())
+        means, variances = _trained(layer)
+        gone += int((~_moved(layer, up * variances, along * means).relevant(threshold)).sum())
     return gone / max(total, 1)
 
 

@@ -18,7 +18,8 @@ from svdcompress import report
 from svdcompress.errors import CheckpointError, Interrupted, OutputError, SvdcError
 from svdcompress.files import TEMPORARY
 from svdcompress.pipeline import open_run, prepare, run
-from svdcompress.pipeline._folder import RunState, _underway, locked
+from svdcompress.pipeline._folder import LOCK, RunState, locked
+from svdcompress.pipeline._lock import is_held
 from svdcompress.train import StateFile
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +104,7 @@ def test_two_processes_on_one_folder(tiny_recipe, tmp_path):
     )
     try:
         assert other.stdout.readline() == b"held\n"
-        assert _underway(out)
+        assert is_held(out / LOCK)
         with pytest.raises(OutputError, match="another process is working on this run"):
             run(tiny_recipe, out, resume=True)
         for overwrite in (False, True):
@@ -115,6 +116,36 @@ def test_two_processes_on_one_folder(tiny_recipe, tmp_path):
         other.wait()
     with locked(out):  # a killed process holds no lock
         pass
+
+
+HOLD_WITH_A_WORKER = """
+import multiprocessing, sys, time
+from pathlib import Path
+from svdcompress.pipeline._folder import locked
+with locked(Path(sys.argv[1])):
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+    print(worker.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_worker_that_outlives_a_killed_run_holds_no_lock(tmp_path):
+    """Workers that read data notice only after some seconds that their run is gone."""
+    pytest.importorskip("fcntl")
+    (tmp_path / "state").mkdir()
+    command = [sys.executable, "-c", HOLD_WITH_A_WORKER, tmp_path]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    worker = int(other.stdout.readline())
+    try:
+        assert is_held(tmp_path / LOCK)  # the run itself still holds it
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+        os.kill(worker, 0)  # it lives
+        with locked(tmp_path):
+            pass
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 # Edited by hand

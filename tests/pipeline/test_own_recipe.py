@@ -158,7 +158,7 @@ def test_a_state_that_is_removed_at_the_last_moment(begun, monkeypatch):
         shutil.rmtree(out / "state")
         return True
 
-    monkeypatch.setattr("svdcompress.pipeline._folder._held", removed)
+    monkeypatch.setattr("svdcompress.pipeline._lock._lock", removed)
     with pytest.raises(OutputError, match=r"state has just been removed; give the command again"), locked(out):
         pass
 

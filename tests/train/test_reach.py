@@ -10,7 +10,7 @@ from svdcompress import Constant, LinearWarmup, convert
 from svdcompress.layers import variational_layers
 from svdcompress.recipe import Training
 from svdcompress.sources import InMemory
-from svdcompress.train import distances, factors, fit, reach, steps_of
+from svdcompress.train import distances, factors, fit, frozen_layers, reach, steps_of
 
 COUNT = 50
 
@@ -129,3 +129,26 @@ def test_half_of_the_weights_are_within_reach_of_so_many_times_the_steps():
     shorter = settings(lr=1e-4, schedule="constant", epochs=int(6 * found.times / 1.3))
     assert not reach(model, shorter, COUNT, Constant(1.0)).enough
     assert reach(model, settings(lr=1e-12), COUNT, Constant(1.0)).times is None
+
+
+def test_frozen_layers_go_nowhere():
+    """Beside a count by hand: only what training can move may get to the threshold."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 4))
+    model[0].requires_grad_(False)
+    model[2].weight.data.fill_(0.01)  # log alpha starts at -0.8: in enough steps, all of them get to 3
+    convert(model, log_sigma2=-10.0)
+    made = settings(epochs=200, lr=0.01, schedule="constant")
+    found = reach(model, made, COUNT, Constant(1.0))
+    assert found.frozen == pytest.approx(600 / 680) and frozen_layers(model) == {"0": 600}
+    assert found.within == pytest.approx(found.past + 80 / 680) and found.past < 0.05 and found.times is None
+    assert found.mostly_frozen and not found.enough and "88% are frozen" in str(found)
+    only = nn.Sequential(nn.Linear(20, 4))
+    only[0].weight.data.fill_(0.01)
+    assert distances(model) == distances(convert(only, log_sigma2=-10.0))
+    model[2].requires_grad_(False)
+    none = reach(model, made, COUNT, Constant(1.0))
+    assert none.within == none.past and not none.enough and str(none) == "100% of the weights are frozen"
+    model.requires_grad_(True)
+    model[0].weight.requires_grad_(False)  # a variance that trains is enough
+    assert frozen_layers(model) == {} and reach(model, made, COUNT, Constant(1.0)).frozen == 0
