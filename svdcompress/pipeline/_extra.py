@@ -29,6 +29,7 @@ class Preprocessing(_Part):
     text: str | None = None
     max_length: Length | None = None
     image_size: Annotated[list[Length], Field(min_length=2, max_length=2)] | None = None
+    bytes: str | None = None
     target_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     input_shape: list[Index] | None = None
 

@@ -43,9 +43,11 @@ def no_skill(model: nn.Module, data: Data, device: torch.device | str = "cpu") -
     if any(metrics[name] < value or not value for name, value in blind.items()):
         return _hardly_better(model, data, seen, metrics)
     said = " and ".join(f"{name} {metrics[name]:.4g} (the same answer to all inputs: {blind[name]:.4g})" for name in blind)
+    divided = data.preprocessing.get("bytes")
+    scaled = f"; bytes are {divided}" if divided else ""
     return (
         f"the dense model has learned nothing worth keeping: on the validation data {said}. Do its weights fit it, and is "
-        "the data prepared as in its training (data.transform)? Does it need more dense.epochs, or another dense.lr?"
+        f"the data prepared as in its training (data.transform{scaled})? Does it need more dense.epochs, or another dense.lr?"
     )
 
 

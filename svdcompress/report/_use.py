@@ -100,7 +100,8 @@ def _code(text: str) -> str:
 
 def _prepared(preprocessing: Mapping[str, Any], function: str | None) -> str:
     """How raw inputs have to be prepared for the file. function: the user's own, which makes the run's data."""
-    steps = preprocessing.get("transform") or []
+    divided = preprocessing.get("bytes")
+    steps = [f"bytes (uint8) {divided}, as float32"] * bool(divided) + (preprocessing.get("transform") or [])
     if not steps and function:
         return html.paragraph(
             f"Pass inputs as {function} returns them, with all that it does to them; the files need no other preprocessing."

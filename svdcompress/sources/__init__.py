@@ -19,7 +19,7 @@ from svdcompress.sources._positions import IGNORED, both_fit, class_dim, classes
 from svdcompress.sources._readers import made_by
 from svdcompress.sources._standard import is_table
 from svdcompress.sources._tables import frame_inputs, open_frame, text_columns
-from svdcompress.sources._transforms import BYTES, flat_bytes
+from svdcompress.sources._transforms import BYTES, flat_bytes, has_bytes
 from svdcompress.sources._trust import (
     code_in,
     code_of_data,
@@ -66,6 +66,7 @@ __all__ = [
     "flat_bytes",
     "frame_inputs",
     "fresh_weights",
+    "has_bytes",
     "image_files",
     "image_statistics",
     "import_name",

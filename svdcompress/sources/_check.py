@@ -13,7 +13,7 @@ from torch import Tensor
 from svdcompress.batch import map_tensors
 from svdcompress.errors import DataError
 from svdcompress.sources._positions import IGNORED
-from svdcompress.sources._transforms import flat_bytes
+from svdcompress.sources._transforms import flat_bytes, has_bytes
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -29,7 +29,7 @@ class Check:
 
     task: classification, binary, regression or gaussian. origin: file, folder or factory; split: train, validation or test.
     outputs: the number of classes, None if unknown. why: where that number comes from, for the message.
-    flat_bytes: whether inputs so far held bytes that don't have the shape of images (`flat_bytes`).
+    bytes: whether inputs so far held bytes. flat_bytes: whether these don't have the shape of images (`flat_bytes`).
     """
 
     task: str
@@ -37,6 +37,7 @@ class Check:
     split: str
     outputs: int | None = None
     why: str = ""
+    bytes: bool = False
     flat_bytes: bool = False
 
     def targets(self, targets: Tensor, rows: Sequence[int] | None = None) -> Tensor:
@@ -79,6 +80,7 @@ class Check:
     def inputs(self, inputs: Any, rows: Sequence[int] | None = None) -> None:
         """Raises DataError for inputs that hold a number that is not finite."""
         map_tensors(inputs, lambda tensor: self._finite(tensor, "data", rows))
+        self.bytes = self.bytes or has_bytes(inputs)
         self.flat_bytes = self.flat_bytes or flat_bytes(inputs)
 
     def _refuse(self, broken: Tensor, targets: Tensor, rows: Sequence[int] | None, form: str, what: str) -> None:

@@ -32,9 +32,10 @@ class Data:
     task: classification, binary, regression or gaussian. classes: the names of the classes, if any.
     outputs: number of classes (1 for binary) or of target columns. target_scale: mean and standard deviation by which the
     targets were standardized, or None. preprocessing: JSON-serializable: transforms with their measured numbers, columns,
-    categories, image size, the shape of an input before the transforms if inputs are one tensor (`input_shape`), and whether
-    the transforms begin by standardizing (`standardized`). warnings: what may be wrong, one line each. notes: what was done
-    unasked, one line each. dim: the dimension of the model's output that holds the classes (`class_dim`), once a model was run.
+    categories, image size, the shape of an input before the transforms if inputs are one tensor (`input_shape`),
+    whether the transforms begin by standardizing (`standardized`), and what is done to inputs that are bytes before that
+    (`bytes`: "divided by 255", or None if none are). warnings: what may be wrong, one line each. notes: what was done unasked,
+    one line each. dim: the dimension of the model's output that holds the classes (`class_dim`), once a model was run.
     place: where the training inputs are, for messages: their file or function, and their name in it (`x in FILE`).
     """
 
@@ -84,7 +85,10 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     preprocessing["standardized"] = standardized
     if isinstance(train.inputs, Tensor):
         preprocessing["input_shape"] = list(train.inputs.shape[1:])
-    warnings = _bytes(section, train, splits["train"])
+    byte, flat = _bytes(train, splits["train"])
+    preprocessing["bytes"] = _transforms.DIVIDED if byte else None
+    own = made_by(section) or str(section.name).startswith("npz:")  # in images, bytes are expected
+    warnings = [_transforms.BYTES.format(train.origin)] if own and flat else []
     warnings += _standard.unscaled(section, train.inputs, train.targets, task, standardized, scale is not None)
     if task == "classification":
         warnings += (
@@ -93,7 +97,8 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
             or _standard.unseen_classes({name: table.targets for name, table in tables.items()})
         )
     unasked = standardized and section.standardize == "auto"
-    notes = raw.notes + ([_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else [])
+    notes = raw.notes + ([_transforms.OWN_BYTES.format(train.origin)] if own and byte and not flat else [])
+    notes += [_standard.note(train.origin, raw.preprocessing, scale is not None)] if unasked else []
     return Data(
         **splits,
         task=task,
@@ -107,13 +112,12 @@ def open_data(section: DataSection, task: str, *, strict: bool = True) -> Data:
     )
 
 
-def _bytes(section: DataSection, train: Table, examples: Examples) -> list[str]:
-    """A warning for byte inputs that do not have the shape of images, but are scaled like images; those of a dataset are known
-    from the examples that were tried."""
-    check = examples.check if isinstance(examples, FromDataset) else None
-    flat = check.flat_bytes if check is not None else _transforms.flat_bytes(train.inputs)
-    arrays = made_by(section) or str(section.name).startswith("npz:")
-    return [_transforms.BYTES.format(train.origin)] if arrays and flat else []
+def _bytes(train: Table, examples: Examples) -> tuple[bool, bool]:
+    """Whether inputs are bytes, which are scaled like images, and whether these don't have the shape of images; of a dataset,
+    this is known from the examples that were tried."""
+    if isinstance(examples, FromDataset) and examples.check is not None:
+        return examples.check.bytes, examples.check.flat_bytes
+    return _transforms.has_bytes(train.inputs), _transforms.flat_bytes(train.inputs)
 
 
 def _try(splits: dict[str, Examples]) -> None:

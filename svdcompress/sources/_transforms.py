@@ -99,6 +99,22 @@ BYTES = (
 )
 """The warning for `flat_bytes`, with the origin of the inputs."""
 
+OWN_BYTES = (
+    "{}: byte inputs (uint8) are divided by 255 like images, so they are from 0 to 1; if the model divides them itself, pass "
+    "them as float32"
+)
+"""The note for bytes of the user's own that do have the shape of images, with their origin."""
+
+DIVIDED = "divided by 255"
+"""`bytes` of the preprocessing of a run whose inputs, or some of them, are bytes."""
+
+
+def has_bytes(inputs: Any) -> bool:
+    """Whether any input holds bytes, which `as_float` scales."""
+    found: list[bool] = []
+    map_tensors(inputs, lambda tensor: found.append(tensor.dtype == torch.uint8))
+    return any(found)
+
 
 def flat_bytes(inputs: Any) -> bool:
     """Whether any input holds bytes, which `as_float` scales, but doesn't have the shape of images."""

@@ -46,6 +46,9 @@ def test_against_one_answer_to_all(task, knows, scale, held):
     examples = InMemory(inputs, targets) if held else FromDataset(list(zip(inputs, targets, strict=True)))
     data = Data(examples, examples, examples, task, 3, target_scale=scale)
     warning = no_skill(Says(answer), data)
+    assert warning is None or "training (data.transform)?" in warning
+    data.preprocessing["bytes"] = "divided by 255"
+    assert knows or "training (data.transform; bytes are divided by 255)?" in no_skill(Says(answer), data)
     if knows:
         assert warning is None
     elif task in ("classification", "binary"):

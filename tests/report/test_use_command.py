@@ -14,11 +14,11 @@ from svdcompress.recipe import dump_recipe, parse_recipe
 from svdcompress.report._use import use
 
 
-def page(folder, data, model="lenet-5", transform=(), recipe=None):
+def page(folder, data, model="lenet-5", transform=(), recipe=None, **known):
     """The section's text, and the recipe of its run."""
     folder.mkdir(parents=True, exist_ok=True)
     net = svdc.convert(nn.Sequential(nn.Linear(6, 3)), log_sigma2=-4.0).eval()
-    metadata = {"preprocessing": {"transform": list(transform)}}
+    metadata = {"preprocessing": {"transform": list(transform), **known}}
     svdc.export_onnx(net, folder / "model.onnx", torch.randn(2, 6), metadata=metadata, verify=False)
     made = parse_recipe({"model": model, "data": data})
     return unescape(re.sub("<[^>]*>", "", use({"recipe": dump_recipe(made) if recipe is None else recipe}, folder))), made
@@ -50,6 +50,15 @@ def test_images_are_not_offered_where_a_function_of_the_users_prepares_inputs(tm
     text, _ = page(tmp_path / "files", "imagefolder:photos")
     assert "(FILE: npy, npz, csv, parquet, an image, or a folder)" in text
     assert "Pass inputs as the data source returns them; the files need no other preprocessing." in text
+
+
+def test_bytes_are_said_to_be_divided(tmp_path):
+    steps = {"transform": [{"scale": 2.0}], "bytes": "divided by 255"}
+    text, _ = page(tmp_path / "own", "./data.py:make", bytes="divided by 255")
+    assert "in this order: what ./data.py:make does to them itself; bytes (uint8) divided by 255, as float32. svdc" in text
+    text, _ = page(tmp_path / "files", "imagefolder:photos", **steps)
+    assert "in this order: bytes (uint8) divided by 255, as float32; scale: 2.0. svdc predict does so by itself." in text
+    assert "the files need no other preprocessing" in page(tmp_path / "none", "imagefolder:photos", bytes=None)[0]
 
 
 @pytest.mark.parametrize("recipe", ["[", "nonsense: 1", "text", ""])
