@@ -224,20 +224,22 @@ def _width(width: float | list[float]) -> str:
 
 def _promises(told: dict[str, Any]) -> list[str]:
     """What was promised about the predictions, in words."""
-    lines = []
+    lines, like = [], "inputs like the validation data"
+    if told.get("other_sizes"):
+        like += ", which these, of other sizes, are not"
     if found := told.get("not_promised"):
         lines.append(f"[yellow]warning:[/] not promised for these predictions, though the recipe asks for it: {escape(found)}")
     if found := told.get("answer_above"):
         lines.append(
             f"answered: {100 * found['share']:.1f}% of the inputs, those with a confidence of {found['threshold']:.4g} or "
-            f"more; on inputs like the validation data {100 * found['accuracy']:g}% of the answers are right (with "
+            f"more; on {like} {100 * found['accuracy']:g}% of the answers are right (with "
             f"{100 * found['confidence']:g}% confidence, from {counted(found['examples'], 'validation example')})"
         )
     if found := told.get("coverage"):
         sets = found["kind"] == "sets"
         size = f"{found['mean_size']:.3g} classes per set" if sets else f"{_width(found['width'])} deviations each way"
         lines.append(
-            f"coverage: {100 * found['coverage']:g}% of truths on inputs like the validation data ("
+            f"coverage: {100 * found['coverage']:g}% of truths on {like} ("
             f"{counted(found['examples'], 'example')}); {size} on average"
         )
     return lines

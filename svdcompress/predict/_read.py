@@ -12,24 +12,18 @@ import torch
 from torch import Tensor
 
 from svdcompress.errors import DataError
-from svdcompress.recipe import Recipe
 from svdcompress.sources import (
-    BYTES,
     INPUTS,
     TARGETS,
     decode,
-    flat_bytes,
     frame_inputs,
     image_files,
-    is_table,
     load_npy,
     load_npz,
     look_at,
-    made_by,
     open_frame,
     text_columns,
 )
-from svdcompress.sources.given import shown
 
 KEYS = (*INPUTS, "input", "arr_0")
 """Names under which an npz file of several arrays may hold the input of a run with one input; the first found is used. If the
@@ -77,30 +71,6 @@ def read_inputs(
     if "columns" in preprocessing:
         raise DataError(f"{path}: the run was trained on a table, and reads .csv, .parquet, .npy and .npz")
     return _images([path], preprocessing, shape), [path.name]
-
-
-def unknown_preparation(path: str | Path, recipe: Recipe, preprocessing: Mapping[str, Any]) -> str:
-    """The warning for images given to a run whose data a user's function made, which may have prepared them; or ""."""
-    images = os.path.isdir(path) or Path(path).suffix.lower() not in (".csv", ".parquet", ".npy", ".npz")
-    function = made_by(recipe.data) if images else None
-    if not function:
-        return ""
-    steps = [step if isinstance(step, str) else next(iter(step), "") for step in preprocessing.get("transform") or ()]
-    went, more = "without further changes (the run has no data.transform)", "anything else, such as normalizing"
-    if steps:
-        went, more = f"and then through the run's data.transform ({', '.join(steps)})", "more than that"
-    return (
-        f"{path}: images, but the run's data come from {shown(function)}, and it is not known how that function prepares an "
-        f"image. They are passed in as values in [0, 1], {went}. If the function does {more}, the predictions are wrong: give "
-        "an array of prepared inputs instead (.npy)"
-    )
-
-
-def bytes_as_images(path: str | Path, raw: Any, preprocessing: Mapping[str, Any]) -> str:
-    """The warning for bytes that don't have the shape of images, but will be scaled like images; or ""."""
-    if is_table(preprocessing, raw) or not flat_bytes(raw):
-        return ""
-    return f"{BYTES.format(path)}, unless the run was trained on bytes as well"
 
 
 def _arrays(path: Path, single: bool) -> Any:

@@ -30,7 +30,8 @@ from svdcompress.export import read_metadata
 from svdcompress.likelihoods import likelihood_for, own_likelihood
 from svdcompress.pipeline import OpenRun, Preprocessing, open_run
 from svdcompress.predict._promises import wanted
-from svdcompress.predict._read import bytes_as_images, read_inputs, unknown_preparation
+from svdcompress.predict._read import read_inputs
+from svdcompress.predict._unlike import Sizes, doubts, other_sizes, warning_of_sizes
 from svdcompress.predict._write import check_suffix, write_predictions
 from svdcompress.sources import channels_last, check_finite, is_table, preprocess
 from svdcompress.uncertainty import NotFiniteError, mc_predict, mean_predict
@@ -92,7 +93,8 @@ def predict_run(
         than for the validation data, is an error if it is asked for here, and is left out if only the recipe asks for it.
     told: receives what was promised, by name; under "not_promised" why what the recipe asks for is not; under "by" what
         predicted, "samples" or "mean"; under "warnings" a list of the warnings about the inputs, which are also given as
-        Python warnings.
+        Python warnings; under "other_sizes" how the sizes of the inputs differ from those in training, if they do: the
+        promises are then for other inputs.
     trust_code, model: see `svdcompress.pipeline.open_run`.
 
     Values are in the target's own units. Raises DataError for inputs that cannot be read or do not fit or whose predictions
@@ -108,20 +110,17 @@ def predict_run(
     asked: dict[str, Any] = {"trust_code": trust_code, "model": model}
     opened = open_run(run, **{name: value for name, value in asked.items() if value})
     preprocessing = opened.preprocessing if not onnx else _left_to_do(opened)
-    raw, names = read_inputs(inputs, preprocessing, _shape(opened))
+    files = {} if opened.preprocessing.get("input_shape") else _sizes(opened)
+    raw, names = read_inputs(inputs, preprocessing, _shape(opened, files))
     check_finite(raw, str(inputs))
     x = _prepared(_numbers(raw, opened), preprocessing, inputs, trust_code)
     if not names:
         raise DataError(f"{inputs}: a batch of 0 inputs; there is nothing to predict")
     told = {} if told is None else told
-    doubts = (
-        unknown_preparation(inputs, opened.recipe, opened.preprocessing),
-        bytes_as_images(inputs, raw, opened.preprocessing),
-    )
-    if any(doubts):
-        told["warnings"] = [doubt for doubt in doubts if doubt]
-        for doubt in told["warnings"]:
-            warnings.warn(doubt, stacklevel=2)
+    if found := doubts(inputs, raw, opened):
+        told["warnings"] = found
+    for doubt in found:
+        warnings.warn(doubt, stacklevel=2)
     told["by"] = by = "mean" if samples is None and not onnx and _mean_suffices(opened) else "samples"
     promised = wanted(opened, answer_above, coverage, count, told)  # before anything slow
     drawn = 0 if by == "mean" else count
@@ -130,6 +129,10 @@ def predict_run(
     else:
         parts = _by_torch(opened, x, drawn, seed or 0, device, names, inputs)
     batches = list(parts)
+    if differ := other_sizes(raw, x, opened, files, preprocessing):  # only now: most models fail on other sizes
+        told["other_sizes"] = differ
+        told["warnings"] = [*told.get("warnings", ()), warning_of_sizes(inputs, differ)]
+        warnings.warn(told["warnings"][-1], stacklevel=2)
     arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     _check_finite(arrays, names, inputs)
     scale = preprocessing.get("target_scale")
@@ -167,15 +170,18 @@ def _mc_file(opened: OpenRun) -> Path:
     return path
 
 
-def _shape(opened: OpenRun) -> tuple[int, ...] | None:
+def _shape(opened: OpenRun, files: Sizes) -> tuple[int, ...] | None:
     """Shape of one input before the transforms, or as in the run's ONNX file; None if unknown, or of several inputs."""
     if opened.preprocessing.get("input_shape"):
         return tuple(opened.preprocessing["input_shape"])
-    inputs = _file_inputs(opened)
-    if len(inputs) != 1:
-        return None
-    sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim[1:]]
+    sizes = next(iter(files.values())) if len(files) == 1 else [0]
     return tuple(sizes) if all(sizes) else None
+
+
+def _sizes(opened: OpenRun) -> Sizes:
+    """The sizes that the run's ONNX file takes; {} if it is missing or damaged."""
+    inputs = _file_inputs(opened)
+    return {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]] for value in inputs}
 
 
 def _file_inputs(opened: OpenRun) -> list[Any]:
