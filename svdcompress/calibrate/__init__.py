@@ -1,6 +1,6 @@
 """Calibration on validation data: temperature, posterior refits, conformal sets, and when to answer."""
 
-from svdcompress.calibrate._answer import AnswerAbove, answer_above
+from svdcompress.calibrate._answer import AnswerAbove, answer_above, tail
 from svdcompress.calibrate._choose import LOOKS, POSTERIORS, Calibrated, Tried, calibrate, looked_at
 from svdcompress.calibrate._conformal import (
     ConformalIntervals,
@@ -73,6 +73,7 @@ __all__ = [
     "promises_of",
     "refit",
     "save_promises",
+    "tail",
     "targets_of",
     "with_scales",
     "with_variances",

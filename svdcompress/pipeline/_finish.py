@@ -22,6 +22,7 @@ from svdcompress.pipeline._measure import BATCHES, THREADS
 from svdcompress.pipeline._onnx import Files
 from svdcompress.pipeline._outcome import hardly_faster, nothing_smaller, padded_in_code, slower_file, without_weights
 from svdcompress.pipeline._passes import Passes
+from svdcompress.pipeline._recall import lost_classes, recall
 from svdcompress.pipeline._results import Side
 from svdcompress.pipeline._skill import lost_skill
 from svdcompress.pipeline._smaller import Small
@@ -59,11 +60,19 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
         with _figures.there(device, dense, small):
             results.changes = changes(passes[dense], passes[small], data)
 
+    def recalled() -> None:
+        with _figures.there(device, dense, small):
+            results.recall = recall(passes[dense], passes[small], data)
+
     def skill() -> None:
         before, after = results.dense.validation, results.sparse.validation
         if before and after and not context.recipe.loss.class_weights:  # which trade errors for those of rare classes
             said = lost_skill(before, after, data, context.recipe.search.wanted)
             results.warnings += [said] if said else []
+            if said:
+                return  # it has lost all classes but one
+        if (said := lost_classes(results, context.recipe, data)) is not None:
+            context.warn(said)
 
     def chosen() -> None:
         if (said := other_than_chosen(results, data)) is not None:
@@ -79,6 +88,7 @@ def evaluate_stage(context: Context, opened: Opened, models: Finished) -> None:
         context.attempt(f"the {name} model on the test data", partial(metrics, side, model))
         context.attempt(f"the {name} model's size", partial(count, side, model))
     context.attempt("the intervals of the changes", compared)
+    context.attempt("the recall of each class", recalled)
     context.attempt("one answer to all inputs", skill)
     context.attempt("the chosen trial", chosen)
     context.attempt("layers", layers)

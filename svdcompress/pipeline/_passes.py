@@ -8,17 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from svdcompress.likelihoods import likelihood_for, own_likelihood
+from svdcompress.likelihoods import Binary, Classification, likelihood_for, own_likelihood
+from svdcompress.pipeline._found import Found
 from svdcompress.sources import Data, Examples
 from svdcompress.train import losses, metrics_of
 from svdcompress.uncertainty import Explained
 
 
 class Pass(NamedTuple):
-    """One pass over a data set. each: the result of `train.losses`. explained: for the R2 of a regression; else None."""
+    """One pass over a data set. each: the result of `train.losses`. explained: for the R2 of a regression; else None. found: of
+    the test data, for classes and yes-or-no questions; else None."""
 
     each: tuple[Tensor, Tensor, Tensor]
     explained: Explained | None
+    found: Found | None = None
 
 
 class Passes:
@@ -37,7 +40,8 @@ class Passes:
     @cached_property
     def test(self) -> Pass:
         """The pass over the test data."""
-        return self._over(self._data.test)
+        counted = type(self.likelihood) in (Classification, Binary)  # targets of others may be anything
+        return self._over(self._data.test, Found(self.likelihood.classes) if counted else None)
 
     @cached_property
     def noise_precision(self) -> float | None:
@@ -59,7 +63,8 @@ class Passes:
         likelihood = likelihood_for(self.likelihood, tau=self.noise_precision)
         return metrics_of(self.test.each, likelihood, scale=self._data.target_scale, explained=self.test.explained)
 
-    def _over(self, examples: Examples) -> Pass:
+    def _over(self, examples: Examples, found: Found | None = None) -> Pass:
         explained = None if self.likelihood.probabilities else Explained()
         device: torch.device = next(self._model.parameters()).device
-        return Pass(losses(self._model, examples, self.likelihood, device=device, explained=explained), explained)
+        each = losses(self._model, examples, self.likelihood, device=device, explained=explained, seen=found)
+        return Pass(each, explained, found)

@@ -58,6 +58,7 @@ class RunResults:
     dense: Side = field(default_factory=Side)
     sparse: Side = field(default_factory=Side)
     changes: dict[str, Figures] | None = None
+    recall: dict[str, dict[str, Any]] | None = None
     layers: list[dict[str, Any]] | None = None
     filters: dict[str, Any] | None = None
     parity: dict[str, float | None] | None = None

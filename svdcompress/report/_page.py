@@ -10,11 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from svdcompress.report import _certainty, _doubts, _evaluation, _sections, _summary, _tradeoff, _use
+from svdcompress.report import _certainty, _doubts, _evaluation, _recall, _sections, _summary, _tradeoff, _use
 from svdcompress.report._broken import Section, drawn
 
 SECTIONS: dict[str, tuple[str, Section]] = {
     "summary": ("Dense vs. sparse", _summary.summary),
+    "recall": ("Classes that lost", _recall.recall),
     "search": ("Trials", _tradeoff.search),
     "pictures": ("Plots of this experiment", _sections.pictures),
     "figures": ("Figures of this experiment", _sections.figures),

@@ -151,6 +151,15 @@ class Doubt(_Part):
     picture: Pixels | None = None
 
 
+class Recalled(_Part):
+    """One of `recall`."""
+
+    examples: Count
+    dense: float
+    sparse: float
+    lost: bool | None = None
+
+
 class Digest(_Part):
     """One of `files`."""
 
@@ -361,6 +370,7 @@ class Results(_Part):
     promises: Promises | None = None
     calibration: dict[str, dict[str, Any] | None] | None = None
     doubts: list[Doubt] | None = None
+    recall: dict[str, Recalled] | None = None
     pruning: Pruning | None = None
     search: Search | None = None
     filters: dict[str, Filters] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def losses(
     batch_size: int | None = None,
     dim: int = 1,
     explained: Explained | None = None,
+    seen: Callable[[Tensor, tuple[Tensor, Tensor, Tensor]], None] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each example adds to the metrics of the deterministic model, (N,) each, on the CPU: wrong predictions or squared
     errors, negative log likelihoods (for a regression squared errors again, as its noise is not known here), and how many
@@ -79,7 +81,7 @@ def losses(
     batch_size: examples in a pass; None: 1000, or as many as fit: fewer of large images, whose activations would take
         gigabytes, judged by a trial pass of the first example (`svdcompress.sources.fitting`).
     dim: as for `evaluate`; an example whose positions all have the class -100 has 0 numbers. explained: also receives the
-    values of each batch.
+    values of each batch. seen: is called with each batch's targets and the `figures` of its likelihood, on the device.
     """
     likelihood = task if isinstance(task, Likelihood) else likelihood_for(task, dim)
     size = fitting(model, examples, EVALUATION_BATCH, device=device) if batch_size is None else batch_size
@@ -91,6 +93,8 @@ def losses(
             if explained is not None:
                 mean = likelihood.answers(output)
                 explained.add(mean, like(targets, mean), each[2])
+            if seen is not None:
+                seen(targets, each)
             parts.append([part.reshape(len(part), -1).sum(1, dtype=torch.float64).cpu() for part in each])
     first, second, count = (torch.cat(column) for column in zip(*parts, strict=True))
     return first, second, count

@@ -116,6 +116,7 @@ def test_a_signal_ends_the_stages_after_training(tiny_recipe, tiny_run, tmp_path
     assert not (stopped / "report.json").exists()
     found = run(tiny_recipe, stopped, resume=True)
     assert found["sparse"]["metrics"] == plain["sparse"]["metrics"] and found["changes"] == plain["changes"]
+    assert found["recall"] == plain["recall"]
     for name in ("model.safetensors", "model.onnx", "model_mc.onnx"):
         assert (stopped / name).read_bytes() == (whole / name).read_bytes()
     assert not found.get("failed")
