@@ -208,15 +208,15 @@ def problem(options: argparse.Namespace) -> str | None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--only", nargs="+", help="steps whose names begin so")
-    parser.add_argument("--epochs", type=int, default=24, help="of recovery, of the networks that are cut at once")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--minutes", type=float, default=9.0)
+    made.add_argument("--only", nargs="+", help="steps whose names begin so")
+    made.add_argument("--epochs", type=int, default=24, help="of recovery, of the networks that are cut at once")
     folder = lambda text: Path(text).resolve()  # noqa: E731 - the steps run in the root
-    parser.add_argument("--out", type=folder, default=HERE / "results" / "gpu")
+    made.add_argument("--out", type=folder, default=HERE / "results" / "gpu")
     for name in (name for names in FOLDERS for name in names):
-        parser.add_argument(f"--{name}", type=folder)
-    return parser
+        made.add_argument(f"--{name}", type=folder)
+    return made
 
 
 def main() -> None:

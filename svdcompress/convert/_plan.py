@@ -101,7 +101,7 @@ def entries(
             if name != aliases[module][0]:
                 reason = f"shared with another module: it is also {aliases[module][0]!r}"
             note = [f"made plain first: its weight comes from {rules.folded[module]}"] if module in rules.folded else []
-            note += [FROZEN] if is_frozen(module) else []
+            note += [FROZEN] if _is_frozen(module) else []
             entry = PlanEntry(
                 name, type(module).__name__, not reason, reason, _numbers(module), "" if reason else "; ".join(note)
             )
@@ -109,7 +109,7 @@ def entries(
     return found
 
 
-def is_frozen(module: nn.Module) -> bool:
+def _is_frozen(module: nn.Module) -> bool:
     """Whether training leaves a layer's weight, or what it is computed from, as it is."""
     weight = getattr(module, "weight", None)
     own = [weight] if isinstance(weight, nn.Parameter) else list(module.parameters())
